@@ -1,0 +1,128 @@
+// What a backend is: the arithmetic of context-parallel attention on one device, behind eight operations.
+//
+// A backend allocates nothing and never waits for its device; it works on the caller's stream, on views of the
+// caller's memory, and does not branch on what lies on the device. Head widths, page layout, masks and shards reach it
+// as values. It does not know merges, communicators or groups.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <ctxpar/attention/batch.hpp>
+#include <ctxpar/attention/rows.hpp>
+#include <ctxpar/core/lse.hpp>
+#include <ctxpar/core/view.hpp>
+#include <ctxpar/layout/kv_view.hpp>
+
+namespace ctxpar::inline v0_1 {
+
+// Options of one layer.
+struct score_options {
+    float scale = 0.0F;    // of q.k
+    float soft_cap = 0.0F; // cap * tanh(score / cap) where > 0
+};
+
+// Memory an attend needs apart from its inputs and outputs; carved by the plan.
+struct attend_scratch {
+    float* split_out = nullptr;       // [max_splits][rows][heads][dv], where max_splits > 1
+    natural_lse* split_lse = nullptr; // [max_splits][rows][heads]
+    std::int64_t max_splits = 1;
+    float* threads = nullptr; // [threads][thread_floats]
+    std::int64_t thread_floats = 0;
+};
+
+// Attention of all rows over this rank's keys: O = sum_j p_j v_j and its LSE, O = 0 and LSE = -inf for a row that sees
+// nothing. Query head h reads KV head h / (heads / kv_heads).
+template <class Q, class Kv, class O, lse_base Base>
+struct attend_args {
+    head_view<const Q> q; // [rows][heads][dq]
+    kv_view<const Kv> cache;
+    block_table table;
+    const visible_keys* rows = nullptr; // [rows]
+    const segment* segments = nullptr;  // [num_segments], together they cover all rows
+    std::int64_t num_segments = 0;
+    head_view<O> out;             // [rows][heads][dv]
+    head_view<lse<Base>> lse_out; // [rows][heads]
+    score_options score;
+    attend_scratch scratch;
+    step_arrays step; // for attention callables that want lengths instead of intervals
+};
+
+// Writing of new rows: row i goes to slots[i], -1 skips it. Where the cache's scale is per token, the scale is computed
+// from the row (largest magnitude over the type's largest number) and stored; other scales are read.
+//
+// GQA: k and v are [rows][kv_heads][width]. MLA: k is the latent part and v the rope part of the one cached row.
+template <class E, class Kv>
+struct append_args {
+    head_view<const E> k;
+    head_view<const E> v;
+    index_view slots; // [rows]
+    kv_view<Kv> cache;
+    bool values_in_keys = false; // MLA
+};
+
+// The N partial states of some heads, wherever they lie: part i's O is at out_parts[i] in the shape of `out` (whose
+// base is not used), its LSE at lse_parts[i] in the shape of `lse_in`. Without lse_parts each LSE lies, as raw bits of
+// any alignment, right behind the vector it belongs to.
+template <class P, lse_base Base>
+struct merge_parts {
+    const void* const* out_parts = nullptr; // [count], host array; null where only LSEs are looked at
+    const void* const* lse_parts = nullptr; // [count], host array, or null
+    std::int64_t count = 0;                 // at most max_merge_parts
+    head_view<const P> out;                 // [rows][heads][dv]
+    head_view<const lse<Base>> lse_in;      // [rows][heads]
+    const std::uint8_t* live = nullptr;     // [count][live_stride], null: no part is empty by length
+    std::int64_t live_stride = 0;
+    const float* sinks = nullptr; // [heads] natural logits, or null
+
+    CTXPAR_HD const P* vector(std::int64_t part, std::int64_t row, std::int64_t head) const {
+        return static_cast<const P*>(out_parts[part]) + out.offset(row, head);
+    }
+    CTXPAR_HD lse<Base> lse_of(std::int64_t part, std::int64_t row, std::int64_t head) const {
+        if (lse_parts != nullptr) return static_cast<const lse<Base>*>(lse_parts[part])[lse_in.offset(row, head)];
+        float value = 0.0F;
+        std::memcpy(&value, vector(part, row, head) + out.width, sizeof(value));
+        return {value};
+    }
+    CTXPAR_HD bool empty(std::int64_t part, std::int64_t row) const {
+        return live != nullptr && live[part * live_stride + row] == 0;
+    }
+};
+
+inline constexpr std::int64_t max_merge_parts = 256;
+
+// The operations. All are templates over element types only; each is one launch on a device.
+//   metadata(metadata_args, stream)                       arrays of a step
+//   append(append_args, stream)
+//   attend(attend_args, stream)
+//   scale(merge_parts lses, own, head_view<const P> own O, head_view<P> scaled, lse_first, head_view<lse<>> out,
+//   stream)
+//                                                         own O times exp(LSE_own - LSE): such partials simply add
+//   merge(merge_parts, head_view<Out>, head_view<lse<>>, stream)   also unpacks what pack made
+//   sum_parts(parts, count, head_view<const P> shape, head_view<Out>, stream)   in the order of the parts, in fp32
+//   pack(head_view<const P> O, head_view<const lse<>> LSE, head_view<P> packed, stream)   each LSE behind its vector
+//   copy(head_view<const From>, first_head, head_view<To>, stream)
+// and
+//   stream_type
+//   attend_lse_base         base of the LSE that attend writes
+//   dense_partials          attend can only write dense outputs: merges then copy
+//   writes_empty_rows       attend writes O = 0 and LSE = -inf for rows without keys, so its output can be trusted
+//   host_memory             the host can read what the backend works on
+//   threads(), attend_thread_floats(dq, dv)   scratch memory: fp32 numbers of a thread
+//   launches()              operations so far
+template <class B>
+concept backend = requires(B& b, const B& k, const metadata_args& args, typename B::stream_type stream,
+                           std::int64_t width) {
+    b.metadata(args, stream);
+    { B::attend_lse_base } -> std::convertible_to<lse_base>;
+    { B::dense_partials } -> std::convertible_to<bool>;
+    { B::writes_empty_rows } -> std::convertible_to<bool>;
+    { B::host_memory } -> std::convertible_to<bool>;
+    { k.threads() } -> std::convertible_to<std::int64_t>;
+    { k.attend_thread_floats(width, width) } -> std::convertible_to<std::int64_t>;
+    { k.launches() } -> std::convertible_to<std::uint64_t>;
+};
+
+} // namespace ctxpar::inline v0_1

@@ -1,0 +1,38 @@
+// Which instruction set the CPU kernels use: one binary holds a body for each and chooses at run time. The source of
+// the body is the same; it is written in 16-lane vectors that the compiler maps to what there is.
+#pragma once
+
+namespace ctxpar::inline v0_1::cpu {
+
+enum class isa { portable, avx2, avx512 };
+
+constexpr const char* name_of(isa set) {
+    return set == isa::avx512 ? "avx512" : (set == isa::avx2 ? "avx2" : "portable");
+}
+
+// The widest one this processor has.
+inline isa best_isa() {
+#if defined(__x86_64__)
+    static const isa best = [] {
+        __builtin_cpu_init();
+        const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        if (wide) return isa::avx512;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? isa::avx2 : isa::portable;
+    }();
+    return best;
+#else
+    return isa::portable;
+#endif
+}
+
+} // namespace ctxpar::inline v0_1::cpu
+
+// Marks the bodies for the wider instruction sets; empty where the processor family has none.
+#if defined(__x86_64__)
+#define CTXPAR_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define CTXPAR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#else
+#define CTXPAR_TARGET_AVX2
+#define CTXPAR_TARGET_AVX512
+#endif

@@ -1,0 +1,130 @@
+// Merging partial states on the CPU: weights once per (row, head), then plain loops over the columns.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <ctxpar/attention/softmax_state.hpp>
+#include <ctxpar/backend/backend.hpp>
+
+namespace ctxpar::inline v0_1::cpu {
+
+// A natural sink logit in base Base.
+template <lse_base Base>
+lse<Base> sink_in(float logit) {
+    return lse_cast<Base>(natural_lse{logit});
+}
+
+// The weights of all parts of one (row, head).
+template <class P, lse_base Base>
+merge_weights<Base> weights_of(const merge_parts<P, Base>& parts, std::int64_t row, std::int64_t head) {
+    merge_weights<Base> weights;
+    for (std::int64_t i = 0; i < parts.count; ++i) weights.see(parts.lse_of(i, row, head), parts.empty(i, row));
+    if (parts.sinks != nullptr) weights.see_sink(sink_in<Base>(parts.sinks[head]).value);
+    for (std::int64_t i = 0; i < parts.count; ++i) weights.add(parts.lse_of(i, row, head), parts.empty(i, row));
+    if (parts.sinks != nullptr) weights.add_sink(sink_in<Base>(parts.sinks[head]).value);
+    return weights;
+}
+
+template <lse_base To, lse_base From>
+void write_lse(const head_view<lse<To>>& out, std::int64_t row, std::int64_t head, lse<From> value) {
+    if (out.base != nullptr) *out.at(row, head) = lse_cast<To>(value);
+}
+
+// One row, all heads: out = sum_i weight_i * O_i.
+template <class P, class Out, lse_base Base, lse_base OutBase>
+void merge_row(const merge_parts<P, Base>& parts, std::int64_t row, const head_view<Out>& out,
+               const head_view<lse<OutBase>>& lse_out) {
+    constexpr std::int64_t step = 64;
+    for (std::int64_t head = 0; head < out.heads; ++head) {
+        const merge_weights<Base> weights = weights_of(parts, row, head);
+        Out* to = out.at(row, head);
+        for (std::int64_t d0 = 0; d0 < out.width; d0 += step) {
+            const std::int64_t columns = std::min(step, out.width - d0);
+            float sum[step] = {};
+            // A broken LSE makes the row NaN even where the shard that broke has no payload worth reading.
+            if (weights.broken()) std::fill_n(sum, columns, weights.result().value);
+            for (std::int64_t i = 0; i < parts.count && !weights.broken(); ++i) {
+                const lse<Base> part = parts.lse_of(i, row, head);
+                if (!weights.has_weight(part, parts.empty(i, row))) continue;
+                const float weight = weights.weight(part);
+                const P* from = parts.vector(i, row, head) + d0;
+                for (std::int64_t d = 0; d < columns; ++d) sum[d] += weight * static_cast<float>(from[d]);
+            }
+            for (std::int64_t d = 0; d < columns; ++d) to[d0 + d] = static_cast<Out>(sum[d]);
+        }
+        write_lse(lse_out, row, head, weights.result());
+    }
+}
+
+// One row, all heads: scaled = own O times its weight among all parts, 0 where the own part has none. `own` and
+// `scaled` may be the same memory.
+template <class P, lse_base Base, lse_base OutBase>
+void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int64_t row, const head_view<const P>& own,
+               const head_view<P>& scaled, std::int64_t lse_first, const head_view<lse<OutBase>>& lse_out) {
+    for (std::int64_t head = 0; head < own.heads; ++head) {
+        const merge_weights<Base> weights = weights_of(lses, row, head);
+        const lse<Base> part = lses.lse_of(own_part, row, head);
+        const bool empty = lses.empty(own_part, row);
+        const P* from = own.at(row, head);
+        P* to = scaled.at(row, head);
+        if (weights.broken()) {
+            std::fill_n(to, own.width, static_cast<P>(weights.result().value));
+        } else if (!weights.has_weight(part, empty)) {
+            std::fill_n(to, own.width, P{});
+        } else {
+            const float weight = weights.weight(part);
+            for (std::int64_t d = 0; d < own.width; ++d) to[d] = static_cast<P>(weight * static_cast<float>(from[d]));
+        }
+        if (head >= lse_first && head < lse_first + lse_out.heads)
+            write_lse(lse_out, row, head - lse_first, weights.result());
+    }
+}
+
+// One row, all heads: out = sum_i part_i, in the order of the parts, in fp32.
+template <class P, class Out>
+void sum_row(const void* const* parts, std::int64_t count, const head_view<const P>& shape, std::int64_t row,
+             const head_view<Out>& out) {
+    constexpr std::int64_t step = 64;
+    for (std::int64_t head = 0; head < out.heads; ++head) {
+        const std::int64_t offset = shape.offset(row, head);
+        for (std::int64_t d0 = 0; d0 < out.width; d0 += step) {
+            const std::int64_t columns = std::min(step, out.width - d0);
+            float sum[step] = {};
+            for (std::int64_t i = 0; i < count; ++i) {
+                const P* from = static_cast<const P*>(parts[i]) + offset + d0;
+                for (std::int64_t d = 0; d < columns; ++d) sum[d] += static_cast<float>(from[d]);
+            }
+            Out* to = out.at(row, head) + d0;
+            for (std::int64_t d = 0; d < columns; ++d) to[d] = static_cast<Out>(sum[d]);
+        }
+    }
+}
+
+// One row, all heads: each LSE as raw bits behind its vector.
+template <class P, lse_base Base>
+void pack_row(const head_view<const P>& out, const head_view<const lse<Base>>& lse_in, const head_view<P>& packed,
+              std::int64_t row) {
+    for (std::int64_t head = 0; head < out.heads; ++head) {
+        P* to = packed.at(row, head);
+        std::copy_n(out.at(row, head), out.width, to);
+        std::memcpy(to + out.width, lse_in.at(row, head), sizeof(lse<Base>));
+    }
+}
+
+template <class From, class To>
+void copy_row(const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to, std::int64_t row) {
+    for (std::int64_t head = 0; head < to.heads; ++head) {
+        const From* source = from.at(row, first_head + head);
+        To* target = to.at(row, head);
+        if constexpr (std::is_same_v<From, To>) {
+            std::copy_n(source, to.width, target);
+        } else {
+            for (std::int64_t d = 0; d < to.width; ++d) target[d] = static_cast<To>(static_cast<float>(source[d]));
+        }
+    }
+}
+
+} // namespace ctxpar::inline v0_1::cpu

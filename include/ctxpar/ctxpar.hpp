@@ -1,0 +1,14 @@
+// Everything of ctxpar that needs no CUDA, NCCL or MPI.
+#pragma once
+
+#include <ctxpar/attention/gqa.hpp>
+#include <ctxpar/attention/mla.hpp>
+#include <ctxpar/backend/cpu.hpp>
+#include <ctxpar/comm/local.hpp>
+#include <ctxpar/decode.hpp>
+#include <ctxpar/merge/a2a.hpp>
+#include <ctxpar/merge/ag_ar.hpp>
+#include <ctxpar/merge/ag_rs.hpp>
+#include <ctxpar/merge/dynamic.hpp>
+#include <ctxpar/merge/policy.hpp>
+#include <ctxpar/version.hpp>

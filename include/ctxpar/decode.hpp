@@ -1,0 +1,353 @@
+// Decode over a KV cache that is sharded over ranks: every rank attends to its own tokens, and the partial results are
+// merged exactly. A thin composer: gather queries, attend, merge, restore heads.
+//
+//   decoder<policy, backend, communicator> decoder{{&kv}, shape};
+//   auto step = decoder.plan(batch, workspace, stream);      once a step, however many layers
+//   decoder.append(step, k, v, cache, stream);               per layer: owners write, the others skip
+//   decoder.decode(step, q, cache, out, {}, stream);         per layer
+//
+// All ranks of the groups make the same calls in the same order, with the same lengths and counts; block tables, pools
+// and pointers are each rank's own. New tokens are appended before they are decoded, and a row sees itself.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <ctxpar/attention/batch.hpp>
+#include <ctxpar/backend/backend.hpp>
+#include <ctxpar/comm/communicator.hpp>
+#include <ctxpar/core/workspace.hpp>
+#include <ctxpar/decode/checks.hpp>
+#include <ctxpar/decode/shape.hpp>
+#include <ctxpar/decode/step.hpp>
+#include <ctxpar/layout/kv_view.hpp>
+#include <ctxpar/merge/exchange.hpp>
+#include <ctxpar/merge/gather.hpp>
+#include <ctxpar/merge/policy.hpp>
+
+namespace ctxpar::inline v0_1 {
+
+// Options of one layer.
+template <lse_base LseBase = lse_base::natural>
+struct layer_options {
+    float softmax_scale = 0.0F;      // of q.k; 0: the policy's default
+    float soft_cap = 0.0F;           // cap * tanh(score / cap) where > 0
+    const float* sinks = nullptr;    // [Hg] natural logits of the group's heads, in gathered order; or null
+    head_view<lse<LseBase>> lse_out; // [R][heads of out], where the shape asks for the merged LSE
+};
+
+template <class Policy, class Backend, communicator Communicator>
+class decoder {
+    static_assert(backend<Backend>, "ctxpar::decoder: the second argument must be a backend, such as cpu_backend");
+    static_assert(std::is_same_v<typename Backend::stream_type, typename Communicator::stream_type>,
+                  "ctxpar::decoder: backend and communicator must have the same stream_type");
+
+public:
+    using policy_type = Policy;
+    using stream_type = typename Backend::stream_type;
+    using attention = typename Policy::attention_type;
+    using element = typename attention::element;
+    using kv_element = typename attention::kv_element;
+    static constexpr lse_base partial_base = Backend::attend_lse_base;
+
+    // Local; talks to no one. config_error for a topology, group, shape or merge that is not legal.
+    decoder(const groups<Communicator>& ranks, const decode_shape& shape, const Policy& chosen = {},
+            Backend made = Backend{})
+        : policy_(chosen), backend_(std::move(made)), shape_(shape),
+          mesh_(shape.sizes, {attention::kind, shape.q_heads, shape.kv_heads}, shape.rules),
+          law_(make_ownership(shape.sizes.dcp, policy_.interleaving.size())) {
+        detail::check_decode_shape(shape_);
+        detail::check_policy(policy_, shape_, mesh_);
+        groups_ =
+            detail::resolve_groups(ranks, mesh_, shape_, restore().group == group_role::heads && restore().size > 1);
+        digest_ = detail::decoder_digest(policy_, shape_, mesh_);
+    }
+
+    // Bytes of the workspace a step lives in: exact, and the same for every step of this decoder.
+    std::size_t workspace_bytes() const { return carve(nullptr).bytes; }
+
+    // Plans one step from lengths and tables that the host can read, all of which it validates. Where checks are on it
+    // is collective, and the ranks agree on policy, shapes, lengths and schedule. config_error before anything is
+    // written.
+    decode_step plan(const decode_batch& batch, const workspace& lent, stream_type stream) {
+        check_workspace(lent, workspace_bytes(), "a decode step");
+        return finish_plan(batch, detail::check_batch(batch, shape_, part()), shape_.longest, lent, stream);
+    }
+
+    // Plans one step whose lengths and tables may lie on the device: the host reads none of them. Bad entries become
+    // empty rows that write nothing; check() tells. The bounds are the same on every rank.
+    decode_step plan(const decode_batch& batch, const step_bounds& bounds, const workspace& lent, stream_type stream) {
+        check_workspace(lent, workspace_bytes(), "a decode step");
+        return finish_plan(batch, detail::check_bounds(batch, bounds, shape_), bounds.longest, lent, stream);
+    }
+
+    // Throws a known failure of the communicator; returns what the metadata of the step found wrong. Wait for the
+    // step's stream first.
+    step_status check(const decode_step& step) {
+        if (groups_.kv != nullptr) groups_.kv->check();
+        return *step.arrays.status;
+    }
+
+    // Writes the step's new rows, one a query row, into this rank's cache where it owns them. GQA: k and v are
+    // [R][KV heads of the rank][width]. MLA: k is [R][1][latent], v is [R][1][rope]. Local.
+    void append(const decode_step& step, const head_view<const element>& k, const head_view<const element>& v,
+                const kv_view<kv_element>& cache, stream_type stream) {
+        detail::check_step(step, digest_);
+        detail::check_new_rows(k, v, policy_.attention, step.rows, mesh_.kv_heads_per_rank());
+        detail::check_cache(cache, policy_.attention, mesh_.kv_heads_per_rank(), step.slots_needed);
+        write_rows(index_of(step.arrays.slots), k, v, cache, stream);
+    }
+
+    // The same for rows that the engine maps to slots itself, any number of them: slots is [rows], int32 or int64, -1
+    // skips. config_error "slot" for a slot past the cache, where the host can read them.
+    void append(const index_view& slots, const head_view<const element>& k, const head_view<const element>& v,
+                const kv_view<kv_element>& cache, stream_type stream) {
+        detail::check_new_rows(k, v, policy_.attention, k.rows, mesh_.kv_heads_per_rank());
+        detail::check_cache(cache, policy_.attention, mesh_.kv_heads_per_rank(), 0);
+        if constexpr (Backend::host_memory) detail::check_slots(slots, k.rows, cache.slots());
+        write_rows(slots, k, v, cache, stream);
+    }
+
+    // Exact attention of the step's rows. q is [R][Hl][dq], or [R][Hg][dq] with replicated Q; out is [R][heads][dv]
+    // with the heads of the shape's placement, in fp32 or the policy's element as the shape says. Collective: the calls
+    // of step.schedule. Allocates nothing and does not wait for the device.
+    template <class Out, lse_base LseBase = lse_base::natural>
+    void decode(const decode_step& step, const head_view<const element>& q, const kv_view<const kv_element>& cache,
+                const head_view<Out>& out, const layer_options<LseBase>& options, stream_type stream) {
+        detail::check_step(step, digest_);
+        detail::check_vectors("q", q, step.rows, query_heads(), policy_.attention.query_width());
+        detail::check_cache(cache, policy_.attention, mesh_.kv_heads_per_rank(), step.slots_needed);
+        detail::check_output(out, options.lse_out, step.rows, output_heads(), policy_.attention.value_width(), shape_,
+                             scalar_type_of<element>);
+        const buffers memory = carve(step.scratch);
+        const head_view<const element> all_q =
+            shape_.replicated_q ? q : gather_queries(groups_.query, backend_, q, memory.queries, step.digest, stream);
+        if (step.shape.ranks == 1 && attends_in_place(options)) {
+            attend(step, memory, all_q, cache, out, lse_place(step, memory, options), options, stream);
+            return;
+        }
+        const auto own = policy_.merging.partials(step.shape, place(), memory.merge);
+        attend(step, memory, all_q, cache, own.out, own.lse_out, options, stream);
+        if (step.shape.ranks == 1) {
+            merge_alone(own, call_of(step, options, out, head_range{0, out.heads}), stream);
+        } else {
+            merge_and_place(step, memory, out, options, stream);
+        }
+    }
+
+    const mesh& ranks() const { return mesh_; }
+    const decode_shape& shape() const { return shape_; }
+    Backend& used_backend() { return backend_; }
+
+    // Heads of Q and of the output on this rank.
+    std::int64_t query_heads() const { return shape_.replicated_q ? mesh_.gathered_heads() : mesh_.heads_per_rank(); }
+    std::int64_t output_heads() const { return wanted().count(); }
+
+private:
+    using partial_element = typename Policy::partial_element;
+    using merge_buffers =
+        decltype(std::declval<const typename Policy::merge_type&>().template carve<partial_element, partial_base>(
+            std::declval<carver&>(), std::declval<exchange_shape>()));
+
+    // Everything in a workspace. Laid out for the largest step, so that it does not move from step to step.
+    struct buffers {
+        step_arrays arrays;
+        element* queries = nullptr; // [m][R][Hl][dq]
+        merge_buffers merge;
+        void* restored = nullptr; // [ranks of the restoring group][R][Hg/N][dv] of the output type
+        float* restored_lse = nullptr;
+        lse<partial_base>* own_lse = nullptr; // [R][Hg], for N = 1
+        attend_scratch scratch;
+        std::size_t bytes = 0;
+    };
+
+    buffers carve(void* base) const {
+        const exchange_shape shape =
+            detail::exchange_of(policy_, shape_, mesh_, shape_.max_rows, Backend::dense_partials);
+        carver memory(base);
+        buffers all;
+        all.arrays = detail::carve_step(memory, shape_, shape.ranks);
+        const bool gathers = !shape_.replicated_q && shape.distinct_tp > 1;
+        all.queries = memory.take<element>(gathers ? shape.rows * shape.gathered_heads * shape.query_width : 0);
+        all.merge = policy_.merging.template carve<partial_element, partial_base>(memory, shape);
+        const std::int64_t vectors =
+            restore().size > 1 ? restore().size * shape.rows * (shape.gathered_heads / shape.ranks) : 0;
+        all.restored = memory.take<std::byte>(vectors * shape.value_width * shape.output_bytes);
+        all.restored_lse = memory.take<float>(shape.merged_lse ? vectors : 0);
+        const std::int64_t states = shape.rows * shape.gathered_heads;
+        all.own_lse = memory.take<lse<partial_base>>(shape.ranks == 1 ? states : 0);
+        const std::int64_t splits = shape_.max_splits > 1 ? shape_.max_splits : 0;
+        all.scratch.max_splits = shape_.max_splits;
+        all.scratch.split_out = memory.take<float>(splits * states * shape.value_width);
+        all.scratch.split_lse = memory.take<natural_lse>(splits * states);
+        all.scratch.thread_floats = backend_.attend_thread_floats(shape.query_width, shape.value_width);
+        all.scratch.threads = memory.take<float>(all.scratch.thread_floats * backend_.threads());
+        all.bytes = memory.bytes();
+        return all;
+    }
+
+    std::int64_t place() const { return group_rank(groups_.kv); }
+    shard part() const { return {law_.ranks, place(), law_.interleave}; }
+    head_restore restore() const {
+        return restore_of(policy_.merging.scatters_heads(),
+                          detail::exchange_of(policy_, shape_, mesh_, shape_.max_rows, Backend::dense_partials));
+    }
+
+    // The heads of the output, among the Hg gathered ones.
+    head_range wanted() const {
+        const std::int64_t all = mesh_.gathered_heads();
+        if (shape_.placement == output_placement::all_heads) return {0, all};
+        const std::int64_t parts =
+            shape_.placement == output_placement::scattered ? mesh_.sizes().dcp : mesh_.distinct_tp();
+        const std::int64_t heads = all / parts;
+        const std::int64_t at = place() / (mesh_.sizes().dcp / parts);
+        return {at * heads, (at + 1) * heads};
+    }
+
+    decode_step finish_plan(const decode_batch& batch, const detail::batch_facts& facts, std::int64_t longest,
+                            const workspace& lent, stream_type stream) {
+        decode_step step;
+        step.batch = batch;
+        step.rows = facts.rows;
+        step.part = part();
+        step.slots_needed = facts.slots;
+        step.scratch = lent.data;
+        step.decoder = digest_;
+        step.shape = detail::exchange_of(policy_, shape_, mesh_, facts.rows, Backend::dense_partials);
+        step.schedule = layer_schedule(policy_.merging, step.shape);
+        step.digest =
+            detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
+        if (groups_.kv != nullptr && groups_.kv->checks() != check_level::off)
+            groups_.kv->agree(step.digest, "decode plan", stream);
+        step.arrays = carve(lent.data).arrays;
+        backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, shape_.max_splits, step.part, step.arrays},
+                          stream);
+        return step;
+    }
+
+    void write_rows(const index_view& slots, const head_view<const element>& k, const head_view<const element>& v,
+                    const kv_view<kv_element>& cache, stream_type stream) {
+        append_args<element, kv_element> args;
+        args.k = k;
+        args.v = v;
+        args.slots = slots;
+        args.cache = cache;
+        args.values_in_keys = attention::values_in_keys;
+        backend_.append(args, stream);
+    }
+
+    template <class O, lse_base Base, lse_base LseBase>
+    void attend(const decode_step& step, const buffers& memory, const head_view<const element>& q,
+                const kv_view<const kv_element>& cache, const head_view<O>& out, const head_view<lse<Base>>& lse_out,
+                const layer_options<LseBase>& options, stream_type stream) {
+        attend_args<element, kv_element, O, Base> args;
+        args.q = q;
+        args.cache = cache;
+        args.table = step.batch.table;
+        args.rows = step.arrays.rows;
+        args.segments = step.arrays.segments;
+        args.num_segments = step.num_segments();
+        args.out = out;
+        args.lse_out = lse_out;
+        args.score.scale = options.softmax_scale == 0.0F ? policy_.attention.default_scale() : options.softmax_scale;
+        args.score.soft_cap = options.soft_cap;
+        args.scratch = memory.scratch;
+        args.step = step.arrays;
+        backend_.attend(args, stream);
+    }
+
+    // N = 1 without a sink: the attention's own output is the result, nothing is buffered.
+    template <lse_base LseBase>
+    static bool attends_in_place(const layer_options<LseBase>& options) {
+        return Backend::writes_empty_rows && !Backend::dense_partials && options.sinks == nullptr &&
+               (LseBase == partial_base || options.lse_out.base == nullptr);
+    }
+    template <lse_base LseBase>
+    head_view<lse<partial_base>> lse_place(const decode_step& step, const buffers& memory,
+                                           const layer_options<LseBase>& options) const {
+        if constexpr (LseBase == partial_base) {
+            if (options.lse_out.base != nullptr) return options.lse_out;
+        }
+        return dense_view(memory.own_lse, step.rows, mesh_.gathered_heads(), 1);
+    }
+
+    template <class Out, lse_base LseBase>
+    merge_call<Out, LseBase> call_of(const decode_step& step, const layer_options<LseBase>& options,
+                                     const head_view<Out>& out, head_range heads) const {
+        merge_call<Out, LseBase> call;
+        call.shape = step.shape;
+        call.rank = place();
+        call.live = step.arrays.live;
+        call.live_stride = step.rows;
+        call.sinks = options.sinks;
+        call.first_head = call.lse_first_head = heads.first;
+        call.out = out;
+        call.lse_out = options.lse_out;
+        call.digest = step.digest;
+        return call;
+    }
+
+    // N = 1: one part, which still meets the sinks and has its empty rows masked.
+    template <class P, lse_base Base, class Out, lse_base LseBase>
+    void merge_alone(const partial_views<P, Base>& own, const merge_call<Out, LseBase>& call, stream_type stream) {
+        const void* const out_part = own.out.base;
+        const void* const lse_part = own.lse_out.base;
+        merge_parts<P, Base> parts;
+        parts.out_parts = &out_part;
+        parts.lse_parts = &lse_part;
+        parts.count = 1;
+        parts.out = own.out;
+        parts.lse_in = own.lse_out;
+        parts.live = call.live;
+        parts.live_stride = call.live_stride;
+        parts.sinks = call.sinks;
+        backend_.merge(parts, call.out, call.lse_out, stream);
+    }
+
+    template <class Out, lse_base LseBase>
+    void merge_and_place(const decode_step& step, const buffers& memory, const head_view<Out>& out,
+                         const layer_options<LseBase>& options, stream_type stream) {
+        const exchange_shape& shape = step.shape;
+        Communicator& kv = *groups_.kv;
+        const auto& merge = policy_.merging;
+        const head_restore back = restore_of(merge.scatters_heads(), shape);
+        if (back.size == 1) {
+            merge.run(kv, backend_, call_of(step, options, out, wanted()), memory.merge, stream);
+            return;
+        }
+        // The merge leaves this rank's scattered heads in its place of the gather that follows.
+        Communicator& group = back.group == group_role::kv ? kv : *groups_.heads;
+        const head_range left = scattered_heads(shape, place());
+        const std::int64_t vectors = shape.rows * left.count();
+        Out* const heads = static_cast<Out*>(memory.restored);
+        auto* const lses = reinterpret_cast<lse<LseBase>*>(memory.restored_lse);
+        merge_call<Out, LseBase> call = call_of(
+            step, options,
+            dense_view(heads + group.rank() * vectors * shape.value_width, shape.rows, left.count(), shape.value_width),
+            left);
+        const bool gathers_lse = shape.merged_lse && !merge.knows_all_lse();
+        if (gathers_lse) {
+            call.lse_out = dense_view(lses + group.rank() * vectors, shape.rows, left.count(), 1);
+        } else {
+            call.lse_first_head = wanted().first;
+        }
+        merge.run(kv, backend_, call, memory.merge, stream);
+        restore_heads(group, backend_, heads, out, {"merged heads", scalar_type_of<Out>, step.digest}, stream);
+        if (gathers_lse)
+            restore_heads(group, backend_, lses, options.lse_out, {"merged LSE", scalar_type::f32, step.digest},
+                          stream);
+    }
+
+    [[no_unique_address]] Policy policy_;
+    Backend backend_;
+    decode_shape shape_;
+    mesh mesh_;
+    ownership law_;
+    groups<Communicator> groups_;
+    std::uint64_t digest_ = 0;
+};
+
+} // namespace ctxpar::inline v0_1
