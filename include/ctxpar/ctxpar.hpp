@@ -4,6 +4,8 @@
 #include <ctxpar/attention/gqa.hpp>
 #include <ctxpar/attention/mla.hpp>
 #include <ctxpar/backend/cpu.hpp>
+#include <ctxpar/backend/probe.hpp>
+#include <ctxpar/backend/with_attention.hpp>
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/decode.hpp>
 #include <ctxpar/merge/a2a.hpp>

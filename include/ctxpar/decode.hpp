@@ -88,7 +88,7 @@ public:
     // step's stream first.
     step_status check(const decode_step& step) {
         if (groups_.kv != nullptr) groups_.kv->check();
-        return *step.arrays.status;
+        return *step.attention.arrays.status;
     }
 
     // Writes the step's new rows, one a query row, into this rank's cache where it owns them. GQA: k and v are
@@ -98,7 +98,7 @@ public:
         detail::check_step(step, digest_);
         detail::check_new_rows(k, v, policy_.attention, step.rows, mesh_.kv_heads_per_rank());
         detail::check_cache(cache, policy_.attention, mesh_.kv_heads_per_rank(), step.slots_needed);
-        write_rows(index_of(step.arrays.slots), k, v, cache, stream);
+        write_rows(index_of(step.attention.arrays.slots), k, v, cache, stream);
     }
 
     // The same for rows that the engine maps to slots itself, any number of them: slots is [rows], int32 or int64, -1
@@ -147,6 +147,11 @@ public:
     std::int64_t output_heads() const { return wanted().count(); }
 
 private:
+    // Whether the backend attends with a callable that is prepared once a plan.
+    static constexpr bool brings_attention = requires(Backend b, const attention_plan& plan, stream_type stream) {
+        b.prepare(plan, stream);
+    };
+
     using partial_element = typename Policy::partial_element;
     using merge_buffers =
         decltype(std::declval<const typename Policy::merge_type&>().template carve<partial_element, partial_base>(
@@ -161,6 +166,7 @@ private:
         float* restored_lse = nullptr;
         lse<partial_base>* own_lse = nullptr; // [R][Hg], for N = 1
         attend_scratch scratch;
+        void* callable = nullptr; // of an attention callable
         std::size_t bytes = 0;
     };
 
@@ -179,12 +185,16 @@ private:
         all.restored_lse = memory.take<float>(shape.merged_lse ? vectors : 0);
         const std::int64_t states = shape.rows * shape.gathered_heads;
         all.own_lse = memory.take<lse<partial_base>>(shape.ranks == 1 ? states : 0);
-        const std::int64_t splits = shape_.max_splits > 1 ? shape_.max_splits : 0;
+        const std::int64_t splits = Backend::splits_keys && shape_.max_splits > 1 ? shape_.max_splits : 0;
         all.scratch.max_splits = shape_.max_splits;
         all.scratch.split_out = memory.take<float>(splits * states * shape.value_width);
         all.scratch.split_lse = memory.take<natural_lse>(splits * states);
         all.scratch.thread_floats = backend_.attend_thread_floats(shape.query_width, shape.value_width);
         all.scratch.threads = memory.take<float>(all.scratch.thread_floats * backend_.threads());
+        if constexpr (brings_attention) {
+            const std::size_t bytes = backend_.plan_bytes(shape_.max_rows, shape_.max_requests, shape.gathered_heads);
+            all.callable = memory.take<std::byte>(static_cast<std::int64_t>(bytes));
+        }
         all.bytes = memory.bytes();
         return all;
     }
@@ -209,6 +219,9 @@ private:
 
     decode_step finish_plan(const decode_batch& batch, const detail::batch_facts& facts, std::int64_t longest,
                             const workspace& lent, stream_type stream) {
+        require(
+            Backend::takes_intervals || (batch.mask == mask_rule{} && batch.tree_bits == nullptr), "mask",
+            "the attention callable takes lengths only; windows, chunks and draft trees need one that takes intervals");
         decode_step step;
         step.batch = batch;
         step.rows = facts.rows;
@@ -222,10 +235,27 @@ private:
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
         if (groups_.kv != nullptr && groups_.kv->checks() != check_level::off)
             groups_.kv->agree(step.digest, "decode plan", stream);
-        step.arrays = carve(lent.data).arrays;
-        backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, shape_.max_splits, step.part, step.arrays},
+        const buffers memory = carve(lent.data);
+        step.attention = attention_of(step, memory);
+        backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, shape_.max_splits, step.part, memory.arrays},
                           stream);
+        if constexpr (brings_attention) backend_.prepare(step.attention, stream);
         return step;
+    }
+
+    // The part of a step that the attention may look at.
+    attention_plan attention_of(const decode_step& step, const buffers& memory) const {
+        attention_plan plan;
+        plan.arrays = memory.arrays;
+        plan.table = step.batch.table;
+        plan.rows = step.rows;
+        plan.requests = step.batch.requests;
+        plan.heads = step.shape.gathered_heads;
+        plan.kv_heads = mesh_.kv_heads_per_rank();
+        plan.query_width = step.shape.query_width;
+        plan.value_width = step.shape.value_width;
+        plan.memory = memory.callable;
+        return plan;
     }
 
     void write_rows(const index_view& slots, const head_view<const element>& k, const head_view<const element>& v,
@@ -244,18 +274,14 @@ private:
                 const kv_view<const kv_element>& cache, const head_view<O>& out, const head_view<lse<Base>>& lse_out,
                 const layer_options<LseBase>& options, stream_type stream) {
         attend_args<element, kv_element, O, Base> args;
+        args.plan = step.attention;
         args.q = q;
         args.cache = cache;
-        args.table = step.batch.table;
-        args.rows = step.arrays.rows;
-        args.segments = step.arrays.segments;
-        args.num_segments = step.num_segments();
         args.out = out;
         args.lse_out = lse_out;
         args.score.scale = options.softmax_scale == 0.0F ? policy_.attention.default_scale() : options.softmax_scale;
         args.score.soft_cap = options.soft_cap;
         args.scratch = memory.scratch;
-        args.step = step.arrays;
         backend_.attend(args, stream);
     }
 
@@ -280,7 +306,7 @@ private:
         merge_call<Out, LseBase> call;
         call.shape = step.shape;
         call.rank = place();
-        call.live = step.arrays.live;
+        call.live = step.attention.arrays.live;
         call.live_stride = step.rows;
         call.sinks = options.sinks;
         call.first_head = call.lse_first_head = heads.first;

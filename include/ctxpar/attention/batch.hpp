@@ -150,8 +150,8 @@ CTXPAR_HD inline entry_fault write_request(const metadata_args& args, std::int64
     }
     // Blocks that some row reads, and blocks that take the new tokens, must be in the pool.
     const std::int64_t prefix = rows > 0 ? out.rows[first_row + rows - 1].prefix : 0;
-    const std::int64_t lowest = rows > 0 ? out.rows[first_row].lo : 0;
     const std::int64_t first_new = args.part.local_len(length > rows ? length - rows : 0);
+    const std::int64_t lowest = rows > 0 ? out.rows[first_row].lo : first_new;
     const std::int64_t end = out.local_lengths[request];
     const std::int64_t from = lowest < first_new ? lowest : first_new;
     if (fault == entry_fault::none && (first_bad_block(batch.table, request, 0, prefix, args.pool_blocks) >= 0 ||

@@ -67,6 +67,8 @@ struct mask_rule {
     std::int64_t window = 0; // tokens a row sees at most, its own included; 0 = no window
     std::int64_t chunk = 0;  // tokens of a chunk of chunked-local attention; 0 = none
     std::int64_t prefix = 0; // first tokens that every row sees (attention sinks that are tokens)
+
+    friend constexpr bool operator==(const mask_rule&, const mask_rule&) = default;
 };
 
 // What row i of the last `rows` tokens of a sequence of `length` tokens may see, in positions. A row before the start

@@ -33,21 +33,33 @@ struct attend_scratch {
     std::int64_t thread_floats = 0;
 };
 
+// What the attention of a step may look at, the same for every layer.
+struct attention_plan {
+    step_arrays arrays;    // intervals, segments, row_lengths and row_requests, local_lengths
+    block_table table;     // this rank's block ids
+    std::int64_t rows = 0; // query rows, padding included
+    std::int64_t requests = 0;
+    std::int64_t heads = 0; // gathered query heads, Hg
+    std::int64_t kv_heads = 0;
+    std::int64_t query_width = 0;
+    std::int64_t value_width = 0;
+    void* memory = nullptr; // of an attention callable that asked for plan_bytes
+
+    // Segments, the one of padding included.
+    CTXPAR_HD constexpr std::int64_t num_segments() const { return requests + 1; }
+};
+
 // Attention of all rows over this rank's keys: O = sum_j p_j v_j and its LSE, O = 0 and LSE = -inf for a row that sees
 // nothing. Query head h reads KV head h / (heads / kv_heads).
 template <class Q, class Kv, class O, lse_base Base>
 struct attend_args {
+    attention_plan plan;
     head_view<const Q> q; // [rows][heads][dq]
     kv_view<const Kv> cache;
-    block_table table;
-    const visible_keys* rows = nullptr; // [rows]
-    const segment* segments = nullptr;  // [num_segments], together they cover all rows
-    std::int64_t num_segments = 0;
     head_view<O> out;             // [rows][heads][dv]
     head_view<lse<Base>> lse_out; // [rows][heads]
     score_options score;
     attend_scratch scratch;
-    step_arrays step; // for attention callables that want lengths instead of intervals
 };
 
 // Writing of new rows: row i goes to slots[i], -1 skips it. Where the cache's scale is per token, the scale is computed
@@ -110,6 +122,8 @@ inline constexpr std::int64_t max_merge_parts = 256;
 //   dense_partials          attend can only write dense outputs: merges then copy
 //   writes_empty_rows       attend writes O = 0 and LSE = -inf for rows without keys, so its output can be trusted
 //   host_memory             the host can read what the backend works on
+//   takes_intervals         attend honours visible_keys; else only upper bounds
+//   splits_keys             attend wants scratch for splits of the keys
 //   threads(), attend_thread_floats(dq, dv)   scratch memory: fp32 numbers of a thread
 //   launches()              operations so far
 template <class B>
@@ -120,6 +134,8 @@ concept backend = requires(B& b, const B& k, const metadata_args& args, typename
     { B::dense_partials } -> std::convertible_to<bool>;
     { B::writes_empty_rows } -> std::convertible_to<bool>;
     { B::host_memory } -> std::convertible_to<bool>;
+    { B::takes_intervals } -> std::convertible_to<bool>;
+    { B::splits_keys } -> std::convertible_to<bool>;
     { k.threads() } -> std::convertible_to<std::int64_t>;
     { k.attend_thread_floats(width, width) } -> std::convertible_to<std::int64_t>;
     { k.launches() } -> std::convertible_to<std::uint64_t>;

@@ -31,6 +31,8 @@ public:
     static constexpr bool dense_partials = false;
     static constexpr bool writes_empty_rows = true;
     static constexpr bool host_memory = true;
+    static constexpr bool takes_intervals = true;
+    static constexpr bool splits_keys = true;
 
     explicit cpu_backend(const cpu_options& options = {})
         : state_(std::make_shared<shared_state>(options.threads)), instructions_(options.instructions) {}
@@ -80,24 +82,24 @@ public:
         count();
         std::int64_t items = 0;
         bool split = false;
-        for (std::int64_t s = 0; s < args.num_segments; ++s) {
-            items += cpu::segment_items(args, args.segments[s]).count();
-            split = split || args.segments[s].splits() > 1;
+        for (std::int64_t s = 0; s < args.plan.num_segments(); ++s) {
+            items += cpu::segment_items(args, args.plan.arrays.segments[s]).count();
+            split = split || args.plan.arrays.segments[s].splits() > 1;
         }
         state_->pool.run(items, [&](std::int64_t index, std::int64_t thread) {
             std::int64_t s = 0;
             for (;; ++s) {
-                const std::int64_t here = cpu::segment_items(args, args.segments[s]).count();
+                const std::int64_t here = cpu::segment_items(args, args.plan.arrays.segments[s]).count();
                 if (index < here) break;
                 index -= here;
             }
-            const cpu::segment_items all(args, args.segments[s]);
-            cpu::attend_one(instructions_, args, all.item(args.segments[s], index),
+            const cpu::segment_items all(args, args.plan.arrays.segments[s]);
+            cpu::attend_one(instructions_, args, all.item(args.plan.arrays.segments[s], index),
                             args.scratch.threads + thread * args.scratch.thread_floats);
         });
         if (!split) return;
-        state_->pool.run(args.num_segments, [&](std::int64_t s, std::int64_t) {
-            const segment& run = args.segments[s];
+        state_->pool.run(args.plan.num_segments(), [&](std::int64_t s, std::int64_t) {
+            const segment& run = args.plan.arrays.segments[s];
             if (run.splits() <= 1) return;
             for (std::int64_t row = run.first_row; row < run.first_row + run.rows; ++row)
                 cpu::combine_splits(args, row, run.splits());

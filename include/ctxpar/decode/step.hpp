@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <ctxpar/attention/batch.hpp>
+#include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/error.hpp>
 #include <ctxpar/core/workspace.hpp>
 #include <ctxpar/decode/shape.hpp>
@@ -17,16 +18,13 @@ struct decode_step {
     exchange_shape shape;          // facts all ranks share
     collective_schedule schedule;  // the collectives of every layer, in order
     decode_batch batch;            // lengths and tables, where the engine keeps them
-    step_arrays arrays;            // device memory: rows, segments, slots, local lengths, live shards
+    attention_plan attention;      // device memory: intervals, slots, local lengths, live shards; and the table
     shard part;                    // this rank's share of every sequence
     std::int64_t rows = 0;         // query rows, padding included
     std::int64_t slots_needed = 0; // the cache must have at least this many slots
     std::uint64_t digest = 0;      // of policy, shapes, schedule and host lengths; the same on every rank
     std::uint64_t decoder = 0;     // of the decoder that planned it
     void* scratch = nullptr;       // the workspace, carved again by every call
-
-    // Segments, padding included: requests + 1.
-    std::int64_t num_segments() const { return batch.requests + 1; }
 };
 
 static_assert(std::is_trivially_copyable_v<decode_step>);

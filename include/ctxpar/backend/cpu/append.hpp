@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/numeric.hpp>
@@ -21,9 +23,10 @@ constexpr float largest_number() {
 }
 
 // The scale for a row whose cache has one a token: its largest magnitude becomes the type's largest number. Rows of
-// zeros, and rows that are not finite, are stored unscaled.
+// zeros, rows that are not finite, and rows of types with float's own range are stored unscaled.
 template <class Kv>
 float scale_for(float largest) {
+    if (largest_number<Kv>() > 1e38F) return 1.0F;
     if (!(largest > 0.0F) || !(largest <= std::numeric_limits<float>::max())) return 1.0F;
     const float scale = largest / largest_number<Kv>();
     return scale > 0.0F ? scale : 1.0F;
@@ -49,23 +52,27 @@ void store_row(const E* from, std::int64_t width, float scale, Kv* to) {
     for (std::int64_t d = 0; d < width; ++d) to[d] = static_cast<Kv>(static_cast<float>(from[d]) / scale);
 }
 
-// One head of one row into one plane; `second` (may be null) follows `first` in the same cached row.
+// One row, all heads, into one plane; `second` (may be null) follows `first` in the same cached row. A token scale that
+// heads share fits the largest magnitude of all of them.
 template <class E, class Kv>
-void append_vector(const E* first, std::int64_t first_width, const E* second, std::int64_t second_width,
-                   const kv_plane<Kv>& plane, const kv_scale& scale, std::int64_t page, std::int64_t token,
-                   std::int64_t head) {
-    float factor = 0.0F;
-    if (scale.kind == scale_kind::token && scale.data != nullptr) {
-        float largest = largest_magnitude(first, first_width, 0.0F);
-        if (second != nullptr) largest = largest_magnitude(second, second_width, largest);
-        factor = scale_for<Kv>(largest);
-        scale.data[scale.offset(page, token, head)] = factor;
-    } else {
-        factor = scale.at(page, token, head);
+void append_vectors(const head_view<const E>& first, const head_view<const E>* second, std::int64_t row,
+                    std::int64_t heads, const kv_plane<Kv>& plane, const kv_scale& scale, std::int64_t page,
+                    std::int64_t token) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+        const bool shared = scale.head_stride == 0;
+        if (scale.kind == scale_kind::token && scale.data != nullptr && (head == 0 || !shared)) {
+            float largest = 0.0F;
+            for (std::int64_t h = head; h < (shared ? heads : head + 1); ++h) {
+                largest = largest_magnitude(first.at(row, h), first.width, largest);
+                if (second != nullptr) largest = largest_magnitude(second->at(row, h), second->width, largest);
+            }
+            scale.data[scale.offset(page, token, head)] = scale_for<Kv>(largest);
+        }
+        const float factor = scale.at(page, token, head);
+        Kv* to = plane.at(page, token, head);
+        store_row(first.at(row, head), first.width, factor, to);
+        if (second != nullptr) store_row(second->at(row, head), second->width, factor, to + first.width);
     }
-    Kv* to = plane.at(page, token, head);
-    store_row(first, first_width, factor, to);
-    if (second != nullptr) store_row(second, second_width, factor, to + first_width);
 }
 
 template <class E, class Kv>
@@ -74,16 +81,13 @@ void append_row(const append_args<E, Kv>& args, std::int64_t row) {
     if (slot < 0) return;
     const std::int64_t page = args.cache.page_of(slot);
     const std::int64_t token = args.cache.token_of(slot);
-    for (std::int64_t head = 0; head < args.cache.kv_heads; ++head) {
-        const E* k = args.k.at(row, head);
-        const E* v = args.v.at(row, head);
-        if (args.values_in_keys) {
-            append_vector(k, args.k.width, v, args.v.width, args.cache.k, args.cache.k_scale, page, token, head);
-        } else {
-            const E* none = nullptr;
-            append_vector(k, args.k.width, none, 0, args.cache.k, args.cache.k_scale, page, token, head);
-            append_vector(v, args.v.width, none, 0, args.cache.v, args.cache.v_scale, page, token, head);
-        }
+    const kv_view<Kv>& cache = args.cache;
+    if (args.values_in_keys) {
+        append_vectors(args.k, &args.v, row, cache.kv_heads, cache.k, cache.k_scale, page, token);
+    } else {
+        const head_view<const E>* none = nullptr;
+        append_vectors(args.k, none, row, cache.kv_heads, cache.k, cache.k_scale, page, token);
+        append_vectors(args.v, none, row, cache.kv_heads, cache.v, cache.v_scale, page, token);
     }
 }
 

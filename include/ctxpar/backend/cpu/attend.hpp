@@ -26,7 +26,7 @@ inline constexpr std::int64_t tile_keys = 32;
 inline constexpr std::int64_t pair_block = 32;
 
 constexpr std::int64_t padded(std::int64_t width) {
-    return (width + lanes - 1) / lanes * lanes;
+    return (width + pad_floats - 1) / pad_floats * pad_floats;
 }
 
 // One unit of work.
@@ -66,59 +66,73 @@ struct attend_buffers {
     }
 };
 
-// scores[pair][t] = q[pair] . keys[t] for Pairs pairs and all keys of a tile.
-template <int Pairs>
+// scores[pair][t] = q[pair] . keys[t] for Pairs pairs and all keys of a tile; Pairs times Keys dot products at a time.
+template <int W, int Pairs>
 CTXPAR_INLINE void score_block(const float* q, const float* keys, std::int64_t q_pad, float* scores) {
-    for (std::int64_t t = 0; t < tile_keys; t += 4) {
-        float_lanes acc[16] = {};
-        for (std::int64_t d = 0; d < q_pad; d += lanes) {
-            float_lanes key[4];
-            for (int j = 0; j < 4; ++j) load(keys + (t + j) * q_pad + d, key[j]);
-            for (int i = 0; i < Pairs; ++i) {
-                float_lanes query;
-                load(q + i * q_pad + d, query);
-                for (int j = 0; j < 4; ++j) acc[4 * i + j] += query * key[j];
+    constexpr int at_once = Pairs == 1 ? 1 : (W >= 8 ? 4 : 2); // pairs in registers
+    constexpr int group = W / at_once;                         // keys in registers
+    static_assert(Pairs % at_once == 0 && tile_keys % group == 0);
+    for (int p = 0; p < Pairs; p += at_once) {
+        for (std::int64_t t = 0; t < tile_keys; t += group) {
+            floats<W> acc[W] = {};
+            for (std::int64_t d = 0; d < q_pad; d += W) {
+                floats<W> key[group];
+#pragma GCC unroll 16
+                for (int j = 0; j < group; ++j) load<W>(keys + (t + j) * q_pad + d, key[j]);
+#pragma GCC unroll 16
+                for (int i = 0; i < at_once; ++i) {
+                    floats<W> query;
+                    load<W>(q + (p + i) * q_pad + d, query);
+#pragma GCC unroll 16
+                    for (int j = 0; j < group; ++j) acc[group * i + j] += query * key[j];
+                }
             }
+            floats<W> sums;
+            add_across<W>(acc, sums);
+            for (int i = 0; i < at_once; ++i)
+                std::memcpy(scores + (p + i) * tile_keys + t, reinterpret_cast<const float*>(&sums) + group * i,
+                            group * sizeof(float));
         }
-        float_lanes sums;
-        add_across(acc, sums);
-        for (int i = 0; i < Pairs; ++i)
-            std::memcpy(scores + i * tile_keys + t, reinterpret_cast<const float*>(&sums) + 4 * i, 4 * sizeof(float));
     }
 }
 
-// out[pair] = out[pair] * keep[pair] + sum_t p[pair][t] * values[t] for t in [first, last), 16 * Vectors columns.
-template <int Pairs, int Vectors>
+// out[pair] = out[pair] * keep[pair] + sum_t p[pair][t] * values[t] for t in [first, last), Vectors vectors of columns.
+template <int W, int Pairs, int Vectors>
 CTXPAR_INLINE void value_block(const float* p, const float* values, std::int64_t v_stride, std::int64_t first,
                                std::int64_t last, const float* keep, float* out, std::int64_t out_stride) {
-    float_lanes acc[Pairs][Vectors] = {};
+    floats<W> acc[Pairs][Vectors] = {};
     for (std::int64_t t = first; t < last; ++t) {
-        float_lanes value[Vectors];
-        for (int c = 0; c < Vectors; ++c) load(values + t * v_stride + c * lanes, value[c]);
-        for (int i = 0; i < Pairs; ++i)
+        floats<W> value[Vectors];
+#pragma GCC unroll 16
+        for (int c = 0; c < Vectors; ++c) load<W>(values + t * v_stride + c * W, value[c]);
+#pragma GCC unroll 16
+        for (int i = 0; i < Pairs; ++i) {
+#pragma GCC unroll 16
             for (int c = 0; c < Vectors; ++c) acc[i][c] += value[c] * p[i * tile_keys + t];
+        }
     }
     for (int i = 0; i < Pairs; ++i) {
         for (int c = 0; c < Vectors; ++c) {
-            float_lanes sum;
-            load(out + i * out_stride + c * lanes, sum);
+            floats<W> sum;
+            load<W>(out + i * out_stride + c * W, sum);
             sum = sum * keep[i] + acc[i][c];
-            store(sum, out + i * out_stride + c * lanes);
+            store<W>(sum, out + i * out_stride + c * W);
         }
     }
 }
 
-template <int Pairs>
+template <int W, int Pairs>
 CTXPAR_INLINE void value_columns(const float* p, const float* values, std::int64_t v_stride, std::int64_t first,
                                  std::int64_t last, const float* keep, float* out, std::int64_t v_pad) {
+    constexpr int wide = W == 16 ? 4 : 2;
     std::int64_t c = 0;
-    for (; c + 4 * lanes <= v_pad; c += 4 * lanes)
-        value_block<Pairs, 4>(p, values + c, v_stride, first, last, keep, out + c, v_pad);
-    for (; c < v_pad; c += lanes) value_block<Pairs, 1>(p, values + c, v_stride, first, last, keep, out + c, v_pad);
+    for (; c + wide * W <= v_pad; c += wide * W)
+        value_block<W, Pairs, wide>(p, values + c, v_stride, first, last, keep, out + c, v_pad);
+    for (; c < v_pad; c += W) value_block<W, Pairs, 1>(p, values + c, v_stride, first, last, keep, out + c, v_pad);
 }
 
-// One thread's walk over the keys of an item.
-template <class Args>
+// One thread's walk over the keys of an item, with vectors of W lanes.
+template <int W, class Args>
 struct attend_walk {
     const Args& args;
     const attend_item& item;
@@ -143,7 +157,7 @@ struct attend_walk {
 
     CTXPAR_INLINE void load_queries() {
         for (std::int64_t i = 0; i < item.pairs; ++i)
-            widen_row(args.q.at(row_of(i), head_of(i)), args.q.width, buffers.q + i * q_pad);
+            widen_row<W>(args.q.at(row_of(i), head_of(i)), args.q.width, buffers.q + i * q_pad);
     }
 
     // What each pair sees of the tile; returns the union.
@@ -151,14 +165,31 @@ struct attend_walk {
         std::uint32_t any = 0;
         for (std::int64_t i = 0; i < item.pairs; ++i) {
             const bool same_row = i > 0 && row_of(i) == row_of(i - 1);
-            mask[i] = same_row ? mask[i - 1] : args.rows[row_of(i)].tile_mask(first);
+            mask[i] = same_row ? mask[i - 1] : args.plan.arrays.rows[row_of(i)].tile_mask(first);
             any |= mask[i];
         }
         return any;
     }
 
+    // Asks for the rows of a key that the next tile will read: heads of one token lie next to each other, so the rows
+    // of one head are too far apart for the processor to foresee.
+    CTXPAR_INLINE void prefetch_key(std::int64_t key) {
+        const std::int64_t slot = args.plan.table.slot(item.run->request, key);
+        const std::int64_t page = args.cache.page_of(slot);
+        const std::int64_t token = args.cache.token_of(slot);
+        prefetch_row(args.cache.k.at(page, token, item.kv_head), args.q.width);
+        if (!shared) prefetch_row(args.cache.v.at(page, token, item.kv_head), args.out.width);
+    }
+    template <class Kv>
+    CTXPAR_INLINE static void prefetch_row(const Kv* row, std::int64_t width) {
+        const char* const bytes = reinterpret_cast<const char*>(row);
+        for (std::int64_t b = 0; b < width * static_cast<std::int64_t>(sizeof(Kv)); b += 64)
+            __builtin_prefetch(bytes + b);
+    }
+
     // Widens the keys that some row sees; the others, whose blocks may be gone, are zero and not touched.
     CTXPAR_INLINE void load_tile(std::int64_t first, std::uint32_t any) {
+        const std::uint32_t ahead = args.plan.arrays.rows[row_of(item.pairs - 1)].tile_mask(first + tile_keys);
         for (std::int64_t t = 0; t < tile_keys; ++t) {
             if ((any >> t & 1U) == 0) {
                 std::fill_n(buffers.keys + t * q_pad, q_pad, 0.0F);
@@ -166,12 +197,13 @@ struct attend_walk {
                 key_factor[t] = value_factor[t] = 0.0F;
                 continue;
             }
-            const std::int64_t slot = args.table.slot(item.run->request, first + t);
+            if ((ahead >> t & 1U) != 0) prefetch_key(first + tile_keys + t);
+            const std::int64_t slot = args.plan.table.slot(item.run->request, first + t);
             const std::int64_t page = args.cache.page_of(slot);
             const std::int64_t token = args.cache.token_of(slot);
-            widen_row(args.cache.k.at(page, token, item.kv_head), args.q.width, buffers.keys + t * q_pad);
+            widen_row<W>(args.cache.k.at(page, token, item.kv_head), args.q.width, buffers.keys + t * q_pad);
             if (!shared)
-                widen_row(args.cache.v.at(page, token, item.kv_head), args.out.width, buffers.values + t * v_pad);
+                widen_row<W>(args.cache.v.at(page, token, item.kv_head), args.out.width, buffers.values + t * v_pad);
             key_factor[t] = args.score.scale * args.cache.k_scale.at(page, token, item.kv_head);
             value_factor[t] = args.cache.v_scale.at(page, token, item.kv_head);
         }
@@ -180,9 +212,9 @@ struct attend_walk {
     CTXPAR_INLINE void score_tile() {
         std::int64_t i = 0;
         for (; i + 4 <= item.pairs; i += 4)
-            score_block<4>(buffers.q + i * q_pad, buffers.keys, q_pad, buffers.p + i * tile_keys);
+            score_block<W, 4>(buffers.q + i * q_pad, buffers.keys, q_pad, buffers.p + i * tile_keys);
         for (; i < item.pairs; ++i)
-            score_block<1>(buffers.q + i * q_pad, buffers.keys, q_pad, buffers.p + i * tile_keys);
+            score_block<W, 1>(buffers.q + i * q_pad, buffers.keys, q_pad, buffers.p + i * tile_keys);
         if (args.score.soft_cap > 0.0F) cap_scores();
     }
 
@@ -199,33 +231,37 @@ struct attend_walk {
 
     // Scores of one pair to probabilities relative to the cell's largest score; returns what scales its output so far.
     CTXPAR_INLINE float softmax_tile(std::int64_t pair) {
-        constexpr uint_lanes lane_bit = {1U,      1U << 1, 1U << 2,  1U << 3,  1U << 4,  1U << 5,  1U << 6,  1U << 7,
-                                         1U << 8, 1U << 9, 1U << 10, 1U << 11, 1U << 12, 1U << 13, 1U << 14, 1U << 15};
-        float_lanes nothing;
-        fill(-std::numeric_limits<float>::infinity(), nothing);
+        constexpr int vectors = static_cast<int>(tile_keys) / W;
+        floats<W> nothing;
+        fill<W>(-std::numeric_limits<float>::infinity(), nothing);
+        words<W> lane_bit;
+        for (int i = 0; i < W; ++i) lane_bit[i] = 1U << i;
         float* p = buffers.p + pair * tile_keys;
-        float_lanes score[2];
-        for (int half = 0; half < 2; ++half) {
-            float_lanes factor;
-            load(p + half * lanes, score[half]);
-            load(key_factor + half * lanes, factor);
-            const uint_lanes bits = uint_lanes{} + (mask[pair] >> (16 * half));
-            select((bits & lane_bit) != 0, score[half] * factor, nothing, score[half]);
+        floats<W> score[vectors];
+        floats<W> largest = nothing;
+#pragma GCC unroll 8
+        for (int x = 0; x < vectors; ++x) {
+            floats<W> factor;
+            load<W>(p + x * W, score[x]);
+            load<W>(key_factor + x * W, factor);
+            const words<W> bits = words<W>{} + (mask[pair] >> (x * W));
+            select<W>((bits & lane_bit) != 0, score[x] * factor, nothing, score[x]);
+            select<W>(score[x] > largest, score[x], largest, largest);
         }
-        float_lanes larger;
-        select(score[1] > score[0], score[1], score[0], larger);
         softmax_state<lse_base::natural>& state = cell[pair];
-        const float keep = state.raise(max_of(larger));
+        const float keep = state.raise(max_of<W>(largest));
         const float reference = is_minus_infinity(state.max) ? 0.0F : state.max;
-        for (int half = 0; half < 2; ++half) {
-            float_lanes weight = score[half] - reference;
-            exp_of_negative(weight);
-            score[half] = weight;
-            float_lanes factor;
-            load(value_factor + half * lanes, factor);
-            store(weight * factor, p + half * lanes);
+        floats<W> sum{};
+#pragma GCC unroll 8
+        for (int x = 0; x < vectors; ++x) {
+            floats<W> factor;
+            floats<W> weight = score[x] - reference;
+            exp_of_negative<W>(weight);
+            sum += weight;
+            load<W>(value_factor + x * W, factor);
+            store<W>(weight * factor, p + x * W);
         }
-        state.sum += sum_of(score[0] + score[1]);
+        state.sum += sum_of<W>(sum);
         return keep;
     }
 
@@ -241,11 +277,11 @@ struct attend_walk {
         const float* values = shared ? buffers.keys : buffers.values;
         std::int64_t i = 0;
         for (; i + 4 <= item.pairs; i += 4)
-            value_columns<4>(buffers.p + i * tile_keys, values, v_stride, from, to, keep + i, buffers.cell + i * v_pad,
-                             v_pad);
+            value_columns<W, 4>(buffers.p + i * tile_keys, values, v_stride, from, to, keep + i,
+                                buffers.cell + i * v_pad, v_pad);
         for (; i < item.pairs; ++i)
-            value_columns<1>(buffers.p + i * tile_keys, values, v_stride, from, to, keep + i, buffers.cell + i * v_pad,
-                             v_pad);
+            value_columns<W, 1>(buffers.p + i * tile_keys, values, v_stride, from, to, keep + i,
+                                buffers.cell + i * v_pad, v_pad);
     }
 
     // Puts the cell's state into the split's.
@@ -297,40 +333,40 @@ struct attend_walk {
     }
 };
 
-template <class Args>
+template <int W, class Args>
 CTXPAR_INLINE void attend_body(const Args& args, const attend_item& item, float* scratch) {
     const auto& cache = args.cache;
     const bool shared = cache.v.base == cache.k.base && cache.v.pages == cache.k.pages &&
                         cache.v.page_byte_offset == cache.k.page_byte_offset;
     const std::int64_t q_pad = padded(args.q.width);
     const std::int64_t v_pad = padded(args.out.width);
-    attend_walk<Args> walk{args,
-                           item,
-                           attend_buffers::carve(scratch, args.q.width, args.out.width),
-                           args.q.heads / cache.kv_heads,
-                           q_pad,
-                           v_pad,
-                           shared ? q_pad : v_pad,
-                           shared,
-                           {},
-                           {},
-                           {},
-                           {},
-                           {}};
+    attend_walk<W, Args> walk{args,
+                              item,
+                              attend_buffers::carve(scratch, args.q.width, args.out.width),
+                              args.q.heads / cache.kv_heads,
+                              q_pad,
+                              v_pad,
+                              shared ? q_pad : v_pad,
+                              shared,
+                              {},
+                              {},
+                              {},
+                              {},
+                              {}};
     walk.walk();
 }
 
 template <class Args>
 CTXPAR_TARGET_AVX512 void attend_item_avx512(const Args& args, const attend_item& item, float* scratch) {
-    attend_body(args, item, scratch);
+    attend_body<16>(args, item, scratch);
 }
 template <class Args>
 CTXPAR_TARGET_AVX2 void attend_item_avx2(const Args& args, const attend_item& item, float* scratch) {
-    attend_body(args, item, scratch);
+    attend_body<8>(args, item, scratch);
 }
 template <class Args>
 void attend_item_portable(const Args& args, const attend_item& item, float* scratch) {
-    attend_body(args, item, scratch);
+    attend_body<4>(args, item, scratch);
 }
 
 // Does one item with the body of an instruction set.

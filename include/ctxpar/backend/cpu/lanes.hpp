@@ -1,4 +1,5 @@
-// Sixteen fp32 lanes, in the compilers' portable vector extension: the same source is AVX-512, AVX2, SSE2 or NEON code.
+// Vectors of fp32 lanes in the compilers' portable vector extension: the same source is AVX-512 code with 16 lanes,
+// AVX2 code with 8, SSE2 or NEON code with 4.
 //
 // Vectors are passed by reference only, and every function is inlined into the body that was compiled for an
 // instruction set, so no vector ever crosses a function boundary (its ABI would depend on the instruction set).
@@ -14,152 +15,214 @@
 
 namespace ctxpar::inline v0_1::cpu {
 
-inline constexpr std::int64_t lanes = 16;
+// Widths in memory are padded to multiples of this, which every vector length divides.
+inline constexpr std::int64_t pad_floats = 16;
 
-using float_lanes = float __attribute__((vector_size(64)));
-using int_lanes = std::int32_t __attribute__((vector_size(64)));
-using uint_lanes = std::uint32_t __attribute__((vector_size(64)));
-using half_lanes = std::uint16_t __attribute__((vector_size(32)));
-using byte_lanes = std::uint8_t __attribute__((vector_size(16)));
+// The vector types of W lanes. Written out, because g++ drops a vector size that depends on a template argument.
+template <int W>
+struct lane_types;
+template <>
+struct lane_types<16> {
+    using floats = float __attribute__((vector_size(64)));
+    using ints = std::int32_t __attribute__((vector_size(64)));
+    using words = std::uint32_t __attribute__((vector_size(64)));
+    using halves = std::uint16_t __attribute__((vector_size(32)));
+    using bytes = std::uint8_t __attribute__((vector_size(16)));
+};
+template <>
+struct lane_types<8> {
+    using floats = float __attribute__((vector_size(32)));
+    using ints = std::int32_t __attribute__((vector_size(32)));
+    using words = std::uint32_t __attribute__((vector_size(32)));
+    using halves = std::uint16_t __attribute__((vector_size(16)));
+    using bytes = std::uint8_t __attribute__((vector_size(8)));
+};
+template <>
+struct lane_types<4> {
+    using floats = float __attribute__((vector_size(16)));
+    using ints = std::int32_t __attribute__((vector_size(16)));
+    using words = std::uint32_t __attribute__((vector_size(16)));
+    using halves = std::uint16_t __attribute__((vector_size(8)));
+    using bytes = std::uint8_t __attribute__((vector_size(4)));
+};
+template <int W>
+using floats = typename lane_types<W>::floats;
+template <int W>
+using ints = typename lane_types<W>::ints;
+template <int W>
+using words = typename lane_types<W>::words;
 
-CTXPAR_INLINE void load(const float* from, float_lanes& to) {
+template <class To, class From>
+CTXPAR_INLINE void copy_bits(const From& from, To& to) {
+    static_assert(sizeof(To) == sizeof(From));
+    std::memcpy(&to, &from, sizeof(to));
+}
+
+template <int W>
+CTXPAR_INLINE void load(const float* from, floats<W>& to) {
     std::memcpy(&to, from, sizeof(to));
 }
-CTXPAR_INLINE void store(const float_lanes& from, float* to) {
+template <int W>
+CTXPAR_INLINE void store(const floats<W>& from, float* to) {
     std::memcpy(to, &from, sizeof(from));
 }
-CTXPAR_INLINE void fill(float value, float_lanes& to) {
-    to = float_lanes{} + value;
+template <int W>
+CTXPAR_INLINE void fill(float value, floats<W>& to) {
+    to = floats<W>{} + value;
 }
 
 // mask ? a : b, lane by lane; mask lanes are 0 or -1.
-CTXPAR_INLINE void select(const int_lanes& mask, const float_lanes& a, const float_lanes& b, float_lanes& to) {
-    int_lanes a_bits;
-    int_lanes b_bits;
-    std::memcpy(&a_bits, &a, sizeof(a));
-    std::memcpy(&b_bits, &b, sizeof(b));
-    const int_lanes bits = (a_bits & mask) | (b_bits & ~mask);
-    std::memcpy(&to, &bits, sizeof(bits));
+template <int W>
+CTXPAR_INLINE void select(const ints<W>& mask, const floats<W>& a, const floats<W>& b, floats<W>& to) {
+    ints<W> a_bits;
+    ints<W> b_bits;
+    copy_bits(a, a_bits);
+    copy_bits(b, b_bits);
+    const ints<W> bits = (a_bits & mask) | (b_bits & ~mask);
+    copy_bits(bits, to);
 }
 
 // Reading storage types. f16, e4m3 and e5m2 place exponent and mantissa at float's position and correct the bias by an
 // exact multiplication; the largest exponent is put back for NaN and infinity.
-CTXPAR_INLINE void widen(const float* from, float_lanes& to) {
-    load(from, to);
+template <int W>
+CTXPAR_INLINE void widen(const float* from, floats<W>& to) {
+    load<W>(from, to);
 }
-CTXPAR_INLINE void widen(const bf16* from, float_lanes& to) {
-    half_lanes raw;
+template <int W>
+CTXPAR_INLINE void widen(const bf16* from, floats<W>& to) {
+    typename lane_types<W>::halves raw;
     std::memcpy(&raw, from, sizeof(raw));
-    const uint_lanes bits = __builtin_convertvector(raw, uint_lanes) << 16;
-    std::memcpy(&to, &bits, sizeof(bits));
+    const words<W> bits = __builtin_convertvector(raw, words<W>) << 16;
+    copy_bits(bits, to);
 }
-CTXPAR_INLINE void widen_f16_bits(const uint_lanes& raw, float_lanes& to) {
-    const uint_lanes magnitude = (raw & 0x7fffU) << 13;
-    float_lanes value;
-    std::memcpy(&value, &magnitude, sizeof(value));
-    value *= 0x1p112F;
-    uint_lanes bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    const uint_lanes special =
-        reinterpret_cast<const uint_lanes&>(static_cast<const int_lanes&>((raw & 0x7c00U) == 0x7c00U));
-    bits |= (special & 0x7f800000U) | ((raw & 0x8000U) << 16);
-    std::memcpy(&to, &bits, sizeof(bits));
+// `magnitude` holds exponent and mantissa at float's place, `special` the lanes that are NaN or infinity.
+template <int W>
+CTXPAR_INLINE void rebias(const words<W>& magnitude, float factor, const ints<W>& special, std::uint32_t special_bits,
+                          const words<W>& sign, floats<W>& to) {
+    floats<W> value;
+    copy_bits(magnitude, value);
+    value *= factor;
+    words<W> bits;
+    words<W> special_mask;
+    copy_bits(value, bits);
+    copy_bits(special, special_mask);
+    bits |= (special_mask & special_bits) | sign;
+    copy_bits(bits, to);
 }
-CTXPAR_INLINE void widen(const f16* from, float_lanes& to) {
-    half_lanes raw;
+template <int W>
+CTXPAR_INLINE void widen_f16_bits(const words<W>& raw, floats<W>& to) {
+    rebias<W>((raw & 0x7fffU) << 13, 0x1p112F, (raw & 0x7c00U) == 0x7c00U, 0x7f800000U, (raw & 0x8000U) << 16, to);
+}
+template <int W>
+CTXPAR_INLINE void widen(const f16* from, floats<W>& to) {
+    typename lane_types<W>::halves raw;
     std::memcpy(&raw, from, sizeof(raw));
-    widen_f16_bits(__builtin_convertvector(raw, uint_lanes), to);
+    widen_f16_bits<W>(__builtin_convertvector(raw, words<W>), to);
 }
-CTXPAR_INLINE void widen(const fp8_e5m2* from, float_lanes& to) {
-    byte_lanes raw;
+template <int W>
+CTXPAR_INLINE void widen(const fp8_e5m2* from, floats<W>& to) {
+    typename lane_types<W>::bytes raw;
     std::memcpy(&raw, from, sizeof(raw));
-    widen_f16_bits(__builtin_convertvector(raw, uint_lanes) << 8, to);
+    widen_f16_bits<W>(__builtin_convertvector(raw, words<W>) << 8, to);
 }
-CTXPAR_INLINE void widen(const fp8_e4m3* from, float_lanes& to) {
-    byte_lanes bytes;
+template <int W>
+CTXPAR_INLINE void widen(const fp8_e4m3* from, floats<W>& to) {
+    typename lane_types<W>::bytes bytes;
     std::memcpy(&bytes, from, sizeof(bytes));
-    const uint_lanes raw = __builtin_convertvector(bytes, uint_lanes);
-    const uint_lanes magnitude = (raw & 0x7fU) << 20;
-    float_lanes value;
-    std::memcpy(&value, &magnitude, sizeof(value));
-    value *= 0x1p120F;
-    uint_lanes bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    const uint_lanes special =
-        reinterpret_cast<const uint_lanes&>(static_cast<const int_lanes&>((raw & 0x7fU) == 0x7fU));
-    bits |= (special & 0x7fc00000U) | ((raw & 0x80U) << 24);
-    std::memcpy(&to, &bits, sizeof(bits));
+    const words<W> raw = __builtin_convertvector(bytes, words<W>);
+    rebias<W>((raw & 0x7fU) << 20, 0x1p120F, (raw & 0x7fU) == 0x7fU, 0x7fc00000U, (raw & 0x80U) << 24, to);
 }
 
-// A row of `width` elements as floats, followed by zeros up to the next multiple of 16.
-template <class T>
+// A row of `width` elements as floats, followed by zeros up to the next multiple of pad_floats.
+template <int W, class T>
 CTXPAR_INLINE void widen_row(const T* from, std::int64_t width, float* to) {
-    float_lanes value;
+    floats<W> value;
     std::int64_t i = 0;
-    for (; i + lanes <= width; i += lanes) {
-        widen(from + i, value);
-        store(value, to + i);
+    for (; i + W <= width; i += W) {
+        widen<W>(from + i, value);
+        store<W>(value, to + i);
     }
-    if (i < width) {
-        T last[lanes] = {};
-        std::memcpy(last, from + i, static_cast<std::size_t>(width - i) * sizeof(T));
-        widen(static_cast<const T*>(last), value);
-        store(value, to + i);
+    for (const std::int64_t end = (width + pad_floats - 1) / pad_floats * pad_floats; i < end; i += W) {
+        T last[W] = {};
+        if (i < width) std::memcpy(last, from + i, static_cast<std::size_t>(width - i) * sizeof(T));
+        widen<W>(static_cast<const T*>(last), value);
+        store<W>(value, to + i);
     }
 }
 
-// Sixteen vectors to one: lane i of `sums` is the sum of the lanes of acc[i], added as a tree.
-CTXPAR_INLINE void add_across(float_lanes (&acc)[16], float_lanes& sums) {
-    for (int count = 16; count > 1; count /= 2) {
+// The even lanes of a, then of b; and the odd ones.
+template <int W>
+CTXPAR_INLINE void pair_lanes(const floats<W>& a, const floats<W>& b, floats<W>& even, floats<W>& odd) {
+    if constexpr (W == 16) {
+        even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        odd = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    } else if constexpr (W == 8) {
+        even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+        odd = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    } else {
+        static_assert(W == 4);
+        even = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+        odd = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    }
+}
+
+// As many vectors as there are lanes, to one: lane i of `sums` is the sum of the lanes of acc[i], added as a tree.
+// Overwrites acc.
+template <int W>
+CTXPAR_INLINE void add_across(floats<W> (&acc)[W], floats<W>& sums) {
+#pragma GCC unroll 4
+    for (int count = W; count > 1; count /= 2) {
+#pragma GCC unroll 8
         for (int i = 0; i < count / 2; ++i) {
-            const float_lanes& a = acc[2 * i];
-            const float_lanes& b = acc[2 * i + 1];
-            const float_lanes even =
-                __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            const float_lanes odd =
-                __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            floats<W> even;
+            floats<W> odd;
+            pair_lanes<W>(acc[2 * i], acc[2 * i + 1], even, odd);
             acc[i] = even + odd;
         }
     }
     sums = acc[0];
 }
 
-CTXPAR_INLINE float sum_of(const float_lanes& value) {
-    float_lanes v = value;
-    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return v[0] + v[1];
+// The sum of all lanes, as a tree.
+template <int W>
+CTXPAR_INLINE float sum_of(const floats<W>& value) {
+    float part[W];
+    store<W>(value, part);
+    for (int count = W / 2; count > 0; count /= 2)
+        for (int i = 0; i < count; ++i) part[i] += part[i + count];
+    return part[0];
 }
 
 // The largest lane; NaN lanes are passed over.
-CTXPAR_INLINE float max_of(const float_lanes& value) {
+template <int W>
+CTXPAR_INLINE float max_of(const floats<W>& value) {
     float largest = -std::numeric_limits<float>::infinity();
-    for (int i = 0; i < 16; ++i) largest = value[i] > largest ? value[i] : largest;
+    for (int i = 0; i < W; ++i) largest = value[i] > largest ? value[i] : largest;
     return largest;
 }
 
 // e^x for x <= 0, to within 2 ulp; 0 below -86, NaN for NaN. Two-step reduction by ln 2 and a polynomial of degree 6.
-CTXPAR_INLINE void exp_of_negative(float_lanes& x) {
-    float_lanes zero{};
-    const int_lanes tiny = x < -86.0F;
-    float_lanes safe;
-    select(tiny, zero, x, safe);
-    const int_lanes n = __builtin_convertvector(safe * 1.44269504F - 0.5F, int_lanes); // rounds to nearest, as x <= 0
-    const float_lanes steps = __builtin_convertvector(n, float_lanes);
-    float_lanes r = safe - steps * 0.693359375F;
+template <int W>
+CTXPAR_INLINE void exp_of_negative(floats<W>& x) {
+    const floats<W> zero{};
+    const ints<W> tiny = x < -86.0F;
+    floats<W> safe;
+    select<W>(tiny, zero, x, safe);
+    const ints<W> n = __builtin_convertvector(safe * 1.44269504F - 0.5F, ints<W>); // to nearest, as x <= 0
+    const floats<W> steps = __builtin_convertvector(n, floats<W>);
+    floats<W> r = safe - steps * 0.693359375F;
     r = r - steps * -2.12194440e-4F;
-    float_lanes p = r * 1.9875691500e-4F + 1.3981999507e-3F;
+    floats<W> p = r * 1.9875691500e-4F + 1.3981999507e-3F;
     p = p * r + 8.3334519073e-3F;
     p = p * r + 4.1665795894e-2F;
     p = p * r + 1.6666665459e-1F;
     p = p * r + 5.0000001201e-1F;
     p = p * (r * r) + r + 1.0F;
-    int_lanes bits;
-    std::memcpy(&bits, &p, sizeof(bits));
+    ints<W> bits;
+    copy_bits(p, bits);
     bits += n << 23;
-    std::memcpy(&p, &bits, sizeof(bits));
-    select(tiny, zero, p, x);
+    copy_bits(bits, p);
+    select<W>(tiny, zero, p, x);
 }
 
 } // namespace ctxpar::inline v0_1::cpu

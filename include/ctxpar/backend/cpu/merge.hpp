@@ -110,7 +110,7 @@ void pack_row(const head_view<const P>& out, const head_view<const lse<Base>>& l
     for (std::int64_t head = 0; head < out.heads; ++head) {
         P* to = packed.at(row, head);
         std::copy_n(out.at(row, head), out.width, to);
-        std::memcpy(to + out.width, lse_in.at(row, head), sizeof(lse<Base>));
+        std::memcpy(static_cast<void*>(to + out.width), lse_in.at(row, head), sizeof(lse<Base>));
     }
 }
 

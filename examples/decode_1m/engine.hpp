@@ -1,0 +1,63 @@
+// What the example does as an engine would: pools, block tables, and decode steps on every rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ctxpar/comm/local.hpp>
+
+#include "data.hpp"
+#include "problem.hpp"
+#include "progress.hpp"
+
+namespace demo {
+
+// What the steps of one merge left behind. Ranks write their own elements.
+struct record {
+    record(const problem& all, std::string merge_name);
+
+    std::string merge;
+    std::int64_t world = 0;                  // ranks
+    std::vector<std::vector<float>> outputs; // [steps][layers][world] of [rows][heads of the rank][width]
+    std::vector<double> begin, end;          // [steps][world] seconds
+    std::vector<std::uint64_t> sent;         // [world] bytes, as the communicators counted
+    std::uint64_t planned = 0;               // bytes of a rank, as exchange() says
+    std::int64_t collectives = 0;            // of a layer
+    std::int64_t launches = 0;               // of a layer, the append included
+
+    std::vector<float>& output(const problem& all, std::int64_t step, std::int64_t layer, std::int64_t rank) {
+        return outputs[static_cast<std::size_t>((step * all.layers + layer) * world + rank)];
+    }
+    const std::vector<float>& output(const problem& all, std::int64_t step, std::int64_t layer,
+                                     std::int64_t rank) const {
+        return outputs[static_cast<std::size_t>((step * all.layers + layer) * world + rank)];
+    }
+    // From the first rank's start to the last one's end.
+    double step_seconds(std::int64_t step) const;
+};
+
+class engine {
+public:
+    virtual ~engine() = default;
+
+    // Called by all ranks of a local world: allocates the rank's pools and writes its tokens, all but those of the
+    // steps. config_error before that where the library refuses the shape or one of the merges.
+    virtual void fill(ctxpar::local_communicator& world, const std::vector<std::string>& merges, progress& bar) = 0;
+
+    // Called by all ranks: the decode steps with one merge.
+    virtual void decode(ctxpar::local_communicator& world, record& to) = 0;
+
+    // The pools of all ranks and layers.
+    virtual std::vector<std::span<const std::byte>> pools() const = 0;
+};
+
+std::unique_ptr<engine> make_engine(const problem& all, const kv_data& data);
+
+// One for each kind of attention, so that they are compiled apart.
+std::unique_ptr<engine> make_gqa_engine(const problem& all, const kv_data& data);
+std::unique_ptr<engine> make_mla_engine(const problem& all, const kv_data& data);
+
+} // namespace demo

@@ -1,0 +1,112 @@
+// A pool of threads does every item once, and never hangs.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ctxpar/backend/cpu/pool.hpp>
+
+using namespace ctxpar;
+using cpu::thread_pool;
+
+namespace {
+
+// How often each item was done. Counters are plain memory: an item belongs to one thread, and its result must be there
+// for the caller without further ado.
+std::vector<int> counts(thread_pool& pool, std::int64_t items) {
+    std::vector<int> done(static_cast<std::size_t>(items), 0);
+    pool.run(items, [&](std::int64_t item, std::int64_t) { ++done[static_cast<std::size_t>(item)]; });
+    return done;
+}
+
+std::string refusal(std::int64_t threads) {
+    try {
+        thread_pool pool(threads);
+    } catch (const config_error& problem) {
+        return problem.code();
+    }
+    return "";
+}
+
+} // namespace
+
+TEST_CASE("Every item is done once, whatever the number of threads and items") {
+    for (const std::int64_t threads : {1, 2, 3, 4}) {
+        thread_pool pool(threads);
+        CHECK(pool.threads() == threads);
+        for (const std::int64_t items : {0, 1, 2, 3, 4, 5, 31, 1000})
+            CHECK(counts(pool, items) == std::vector<int>(static_cast<std::size_t>(items), 1));
+    }
+}
+
+TEST_CASE("A thread's number is its own: scratch memory of a number needs no lock") {
+    for (const std::int64_t threads : {1, 2, 4}) {
+        thread_pool pool(threads);
+        std::vector<std::int64_t> sums(static_cast<std::size_t>(threads), 0); // plain memory, one a thread
+        bool in_range = true;
+        pool.run(500, [&](std::int64_t item, std::int64_t thread) {
+            if (thread < 0 || thread >= threads) {
+                in_range = false;
+                return;
+            }
+            sums[static_cast<std::size_t>(thread)] += item;
+        });
+        CHECK(in_range);
+        CHECK(std::accumulate(sums.begin(), sums.end(), std::int64_t{0}) == 499 * 500 / 2);
+    }
+}
+
+TEST_CASE("Ten thousand short runs end") {
+    thread_pool pool(3);
+    std::int64_t total = 0;
+    std::vector<std::int64_t> done(4);
+    for (std::int64_t round = 0; round < 10'000; ++round) {
+        const std::int64_t items = round % 5;
+        std::fill(done.begin(), done.end(), 0);
+        pool.run(items, [&](std::int64_t item, std::int64_t) { done[static_cast<std::size_t>(item)] = round + item; });
+        for (std::int64_t item = 0; item < items; ++item)
+            total += done[static_cast<std::size_t>(item)] == round + item ? 1 : 0;
+    }
+    CHECK(total == 2000 * (0 + 1 + 2 + 3 + 4));
+}
+
+TEST_CASE("Pools that are idle, or have just worked, end at once") {
+    for (int round = 0; round < 100; ++round) {
+        const thread_pool idle(4);
+        thread_pool worked(2);
+        CHECK(counts(worked, 5) == std::vector<int>(5, 1));
+    }
+}
+
+TEST_CASE("Several pools work side by side") {
+    std::vector<std::thread> ranks;
+    std::vector<int> right(3, 0);
+    for (std::size_t r = 0; r < right.size(); ++r)
+        ranks.emplace_back([&right, r] {
+            thread_pool pool(2);
+            for (int round = 0; round < 200; ++round) right[r] += counts(pool, 7) == std::vector<int>(7, 1) ? 1 : 0;
+        });
+    for (std::thread& rank : ranks) rank.join();
+    CHECK(right == std::vector<int>(3, 200));
+}
+
+TEST_CASE("One thread does everything itself, in order") {
+    thread_pool pool(1);
+    std::vector<std::int64_t> order;
+    const std::thread::id caller = std::this_thread::get_id();
+    bool same_thread = true;
+    pool.run(5, [&](std::int64_t item, std::int64_t thread) {
+        order.push_back(item);
+        same_thread = same_thread && thread == 0 && std::this_thread::get_id() == caller;
+    });
+    CHECK(order == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+    CHECK(same_thread);
+}
+
+TEST_CASE("A pool of no threads, or of thousands, is refused") {
+    for (const std::int64_t threads : {0, -1, 4097}) CHECK(refusal(threads) == "threads");
+}

@@ -1,0 +1,39 @@
+// Deployments over plain CPU ranks, for the element types that are compiled here: the types are fields of the
+// deployment. And the check that most tests make of one.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include "../support/decode_ranks.hpp"
+
+namespace ctxpar_test {
+
+// Each in the file that compiles it.
+run_result run_gqa_bf16(const deployment& d, const planted_data& data);
+run_result run_gqa_f16(const deployment& d, const planted_data& data);
+run_result run_gqa_f32(const deployment& d, const planted_data& data);
+run_result run_gqa_fp8(const deployment& d, const planted_data& data);
+run_result run_mla(const deployment& d, const planted_data& data);
+run_result run_narrow_partials(const deployment& d, const planted_data& data);
+
+inline run_result run(const deployment& d, const planted_data& data) {
+    if (d.is_mla) return run_mla(d, data);
+    if (d.partials == partial::output) return run_narrow_partials(d, data);
+    if (d.element == scalar_type::f32) return run_gqa_f32(d, data);
+    if (d.kv_element == scalar_type::e4m3 || d.kv_element == scalar_type::e5m2) return run_gqa_fp8(d, data);
+    if (d.element == scalar_type::f16) return run_gqa_f16(d, data);
+    return run_gqa_bf16(d, data);
+}
+
+// The law of the library: what the ranks return together is what one unsharded attention returns.
+inline void check_exact(const deployment& d) {
+    const planted_data data = plant(d);
+    const run_result got = run(d, data);
+    const distance far = distance_between(d, expected(d, data), got.outputs);
+    INFO(describe(d));
+    CHECK(far.out <= 1.0);
+    CHECK(far.lse <= 1.0);
+    CHECK(got.problem() == "");
+}
+
+} // namespace ctxpar_test

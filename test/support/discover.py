@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Makes each test case of a doctest executable a ctest entry. Usage: discover.py EXECUTABLE PREFIX FILE
+
+Writes FILE, which ctest reads. A case with [long] in its name or in the name of its suite gets the label `long`. The
+discovery that comes with doctest would do, but splits lists of names at half-open intervals such as [a, b).
+"""
+
+import pathlib
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+TIMEOUT_SECONDS = 300
+
+
+def quoted(text):
+    """A CMake argument that is taken literally."""
+    return f"[===[{text}]===]"
+
+
+def entry(executable, prefix, case):
+    name, suite = case.get("name"), case.get("testsuite") or ""
+    chosen = name.replace("\\", "\\\\").replace(",", "\\,")
+    test = quoted(prefix + name)
+    # A name that doctest does not find again runs nothing, which must not count as a pass.
+    properties = f"TIMEOUT {TIMEOUT_SECONDS} FAIL_REGULAR_EXPRESSION \"test cases: +0 [|]\""
+    if "[long]" in name or "[long]" in suite:
+        properties += " LABELS long"
+    return (f"add_test({test} {quoted(executable)} {quoted('--test-case=' + chosen)})\n"
+            f"set_tests_properties({test} PROPERTIES {properties})\n")
+
+
+def main():
+    executable, prefix, file = sys.argv[1:]
+    listing = subprocess.run([executable, "--list-test-cases", "--reporters=xml"], check=True, capture_output=True)
+    cases = xml.etree.ElementTree.fromstring(listing.stdout).findall("TestCase")
+    names = [case.get("name") for case in cases]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated or not cases:
+        sys.exit(f"{executable}: test cases that share a name: {', '.join(repeated)}" if cases else
+                 f"{executable} has no test cases")
+    pathlib.Path(file).write_text("".join(entry(executable, prefix, case) for case in cases))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+// What a deployment must give, and how far from it a result may be.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "planted.hpp"
+
+namespace ctxpar_test {
+
+// The whole model's output, rows of all requests one after another, pads last.
+struct expectation {
+    std::int64_t rows = 0;
+    std::vector<double> out; // [rows][q_heads][value_width]
+    std::vector<double> lse; // [rows][q_heads], natural
+    std::vector<double>
+        magnitude; // [rows][q_heads][value_width] sum over shards of |share|; where partials are rounded
+};
+
+// What a rank returned, as fp32 numbers, which hold all types exactly.
+struct rank_output {
+    std::vector<float> out; // [rows][heads held][value_width]
+    std::vector<float> lse; // [rows][heads held]
+};
+
+// Keys and values as the cache holds them, and the factors of its scales.
+struct cached_sequence {
+    std::vector<float> k, v;             // stored
+    std::vector<float> k_scale, v_scale; // [length][kv_heads]; empty: 1
+};
+
+namespace detail {
+
+inline float factor_of(const deployment& d, const planted_data& data, bool is_value, std::int64_t head,
+                       const float* row, std::int64_t width) {
+    switch (d.scales) {
+    case scale_choice::tensor:
+        return is_value && !d.is_mla ? 0.03F : 0.05F;
+    case scale_choice::head:
+        return data.head_scales[static_cast<std::size_t>((is_value && !d.is_mla ? d.kv_heads : 0) + head)];
+    case scale_choice::token:
+        break;
+    case scale_choice::none:
+        return 1.0F;
+    }
+    float largest = 0.0F;
+    for (std::int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(row[i]));
+    const number_format& format = format_of(d.kv_element);
+    return largest > 0.0F ? largest / static_cast<float>(value_of(format, format.largest())) : 1.0F;
+}
+
+inline void cache_plane(const deployment& d, const planted_data& data, bool is_value, std::int64_t width,
+                        const std::vector<float>& from, std::vector<float>& stored, std::vector<float>& factors) {
+    const std::size_t cells = from.size() / static_cast<std::size_t>(width);
+    stored = from;
+    if (d.scales == scale_choice::none && d.kv_element == d.element) return;
+    factors.resize(cells);
+    for (std::size_t cell = 0; cell < cells; ++cell) {
+        float* row = stored.data() + cell * static_cast<std::size_t>(width);
+        const auto head = static_cast<std::int64_t>(cell) % d.kv_heads;
+        factors[cell] = factor_of(d, data, is_value, head, row, width);
+        for (std::int64_t i = 0; i < width; ++i)
+            row[i] = static_cast<float>(rounded_to(format_of(d.kv_element), row[i] / factors[cell]));
+    }
+}
+
+} // namespace detail
+
+inline cached_sequence cached(const deployment& d, const planted_data& data, std::size_t index) {
+    cached_sequence cache;
+    detail::cache_plane(d, data, false, d.key_width, data.sequences[index].k, cache.k, cache.k_scale);
+    if (!d.is_mla) detail::cache_plane(d, data, true, d.value_width, data.sequences[index].v, cache.v, cache.v_scale);
+    return cache;
+}
+
+// One request as the reference wants it; refers to `data` and `cache`.
+inline attention_problem problem_of(const deployment& d, const planted_data& data, const cached_sequence& cache,
+                                    std::size_t index) {
+    std::int64_t first_row = 0;
+    for (std::size_t i = 0; i < index; ++i) first_row += d.requests[i].rows;
+    attention_problem ask;
+    ask.length = d.requests[index].length;
+    ask.rows = d.requests[index].rows;
+    ask.q_heads = d.q_heads;
+    ask.kv_heads = d.kv_heads;
+    ask.key_width = d.key_width;
+    ask.value_width = d.value_width;
+    ask.q = data.q.data() + first_row * d.q_heads * d.key_width;
+    ask.k = cache.k.data();
+    ask.v = d.is_mla ? nullptr : cache.v.data();
+    ask.k_scale = cache.k_scale.empty() ? nullptr : cache.k_scale.data();
+    ask.v_scale = cache.v_scale.empty() ? nullptr : cache.v_scale.data();
+    ask.scale = softmax_scale_of(d);
+    ask.soft_cap = d.soft_cap;
+    ask.sinks = d.sinks ? data.sinks.data() : nullptr;
+    ask.window = d.mask.window;
+    ask.chunk = d.mask.chunk;
+    ask.prefix = d.mask.prefix;
+    ask.tree = d.tree ? data.tree_bits.data() + first_row : nullptr;
+    return ask;
+}
+
+namespace detail {
+
+// sum over shards of |their share of the output|: what roundings of partials are relative to.
+inline void add_magnitude(const deployment& d, attention_problem ask, const attention_result& whole,
+                          std::vector<double>& magnitude) {
+    const std::size_t start = magnitude.size();
+    magnitude.resize(start + whole.out.size());
+    ask.sinks = nullptr;
+    for (std::int64_t shard = 0; shard < d.dcp(); ++shard) {
+        const attention_result part = attend(ask, [&](std::int64_t token) { return d.owner(token) == shard; });
+        for (std::size_t i = 0; i < part.out.size(); ++i) {
+            const std::size_t at = i / static_cast<std::size_t>(d.value_width);
+            if (part.lse[at] != minus_infinity)
+                magnitude[start + i] += std::fabs(part.out[i]) * std::exp(part.lse[at] - whole.lse[at]);
+        }
+    }
+}
+
+} // namespace detail
+
+inline expectation expected(const deployment& d, const planted_data& data) {
+    expectation want;
+    want.rows = d.rows() + d.pad_rows;
+    for (std::size_t i = 0; i < d.requests.size(); ++i) {
+        const cached_sequence cache = cached(d, data, i);
+        const attention_problem ask = problem_of(d, data, cache, i);
+        const attention_result result = attend(ask);
+        want.out.insert(want.out.end(), result.out.begin(), result.out.end());
+        want.lse.insert(want.lse.end(), result.lse.begin(), result.lse.end());
+        if (d.partials == partial::output) detail::add_magnitude(d, ask, result, want.magnitude);
+    }
+    const auto cells = static_cast<std::size_t>(want.rows * d.q_heads);
+    want.out.resize(cells * static_cast<std::size_t>(d.value_width), 0.0);
+    want.lse.resize(cells, minus_infinity);
+    want.magnitude.resize(want.magnitude.empty() ? 0 : want.out.size(), 0.0);
+    return want;
+}
+
+// Distances as shares of what is allowed: a result is right where both are at most 1.
+struct distance {
+    double out = 0.0;
+    double lse = 0.0;
+    bool right() const { return out <= 1.0 && lse <= 1.0; }
+};
+
+// fp32 output of fp32 probabilities is within 2e-6 of the reference, relative L2 over the whole output. Every rounding
+// to a narrow type on the way adds at most half a unit in the last place of what is rounded: of the result once where
+// the output is narrow; of each shard's share once with A2A, twice with AG+RS (as attended, as scaled), and with AG+AR
+// once more, where the sum is sent back. The last one is of the sum, which is no larger than the shares together.
+inline constexpr double exact_bound = 2e-6;
+
+inline double half_ulp(scalar_type type) {
+    return type == scalar_type::bf16 ? std::ldexp(1.0, -9) : (type == scalar_type::f16 ? std::ldexp(1.0, -12) : 0.0);
+}
+
+inline double lse_bound(double value) {
+    const auto single = static_cast<float>(std::fabs(value));
+    return std::max(2e-6, 2.0 * (std::nextafter(single, std::numeric_limits<float>::infinity()) - single));
+}
+
+namespace detail {
+
+inline double lse_distance(double want, double got) {
+    if (want == minus_infinity) return got == minus_infinity ? 0.0 : std::numeric_limits<double>::infinity();
+    const double error = std::fabs(got - want) / lse_bound(want);
+    return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+}
+
+} // namespace detail
+
+// How far all ranks' outputs together are from the reference.
+inline distance distance_between(const deployment& d, const expectation& want, const std::vector<rank_output>& got) {
+    const double narrow_out = half_ulp(d.output);
+    const double narrow_parts = d.partials == partial::output && d.dcp() > 1 ? half_ulp(d.element) : 0.0;
+    const double part_roundings = d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_rs ? 2.0 : 3.0);
+    const double to_base = d.lse == lse_base::natural ? 1.0 : 1.0 / std::log(2.0);
+    double error = 0.0, norm = 0.0, roundings = 0.0;
+    distance result;
+    for (std::size_t rank = 0; rank < got.size(); ++rank) {
+        const heads_held held = facts_of(d, static_cast<std::int64_t>(rank)).output;
+        for (std::int64_t i = 0; i < want.rows * held.count; ++i) {
+            const std::int64_t at = i / held.count * d.q_heads + held.first + i % held.count;
+            const double lse = want.lse[static_cast<std::size_t>(at)];
+            if (d.merged_lse)
+                result.lse = std::max(result.lse,
+                                      detail::lse_distance(lse * to_base, got[rank].lse[static_cast<std::size_t>(i)]));
+            for (std::int64_t x = 0; x < d.value_width; ++x) {
+                const auto element = static_cast<std::size_t>(at * d.value_width + x);
+                const double right = want.out[element];
+                const double wrong = got[rank].out[static_cast<std::size_t>(i * d.value_width + x)] - right;
+                const double rounding =
+                    narrow_out * std::fabs(right) +
+                    (narrow_parts > 0.0 ? narrow_parts * part_roundings * want.magnitude[element] : 0.0);
+                error += wrong * wrong;
+                norm += right * right;
+                roundings += rounding * rounding;
+                if (lse == minus_infinity && !(wrong == 0.0)) error = std::numeric_limits<double>::infinity();
+            }
+        }
+    }
+    const double allowed = exact_bound * std::sqrt(norm) + std::sqrt(roundings);
+    result.out = error == 0.0 ? 0.0 : std::sqrt(error) / allowed;
+    if (std::isnan(result.out)) result.out = std::numeric_limits<double>::infinity();
+    return result;
+}
+
+} // namespace ctxpar_test
