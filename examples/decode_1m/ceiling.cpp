@@ -11,17 +11,22 @@
 namespace demo {
 namespace {
 
-// Adds up all whole 64-byte lines; eight sums, so that the additions do not wait for each other.
+// Adds up all words, from four places at once: that is a few percent faster than from one.
 DEMO_INLINE std::uint64_t read_body(std::span<const std::byte> bytes) {
-    std::uint64_t sum[8] = {};
-    for (std::size_t at = 0; at + 64 <= bytes.size(); at += 64) {
-        std::uint64_t line[8];
-        std::memcpy(line, bytes.data() + at, sizeof(line));
-        for (int i = 0; i < 8; ++i) sum[i] += line[i];
+    const std::size_t words = bytes.size() / sizeof(std::uint64_t) / 4;
+    const auto word = [&](std::size_t part, std::size_t i) {
+        std::uint64_t value;
+        std::memcpy(&value, bytes.data() + (part * words + i) * sizeof(value), sizeof(value));
+        return value;
+    };
+    std::uint64_t sum[4] = {};
+    for (std::size_t i = 0; i < words; ++i) {
+        sum[0] += word(0, i);
+        sum[1] += word(1, i);
+        sum[2] += word(2, i);
+        sum[3] += word(3, i);
     }
-    std::uint64_t all = 0;
-    for (const std::uint64_t each : sum) all += each;
-    return all;
+    return sum[0] + sum[1] + sum[2] + sum[3];
 }
 DEMO_WIDE std::uint64_t read_wide(std::span<const std::byte> bytes) {
     return read_body(bytes);

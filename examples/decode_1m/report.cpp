@@ -14,7 +14,7 @@ namespace {
 // 1048576 as 1,048,576.
 std::string grouped(std::uint64_t number) {
     std::string text = std::to_string(number);
-    for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, ",");
+    for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, 1, ',');
     return text;
 }
 std::string grouped(std::int64_t number) {

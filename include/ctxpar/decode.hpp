@@ -33,10 +33,10 @@ namespace ctxpar::inline v0_1 {
 // Options of one layer.
 template <lse_base LseBase = lse_base::natural>
 struct layer_options {
-    float softmax_scale = 0.0F;      // of q.k; 0: the policy's default
-    float soft_cap = 0.0F;           // cap * tanh(score / cap) where > 0
-    const float* sinks = nullptr;    // [Hg] natural logits of the group's heads, in gathered order; or null
-    head_view<lse<LseBase>> lse_out; // [R][heads of out], where the shape asks for the merged LSE
+    float softmax_scale = 0.0F;        // of q.k; 0: the policy's default
+    float soft_cap = 0.0F;             // cap * tanh(score / cap) where > 0
+    const float* sinks = nullptr;      // [Hg] natural logits of the group's heads, in gathered order; or null
+    head_view<lse<LseBase>> lse_out{}; // [R][heads of out], where the shape asks for the merged LSE
 };
 
 template <class Policy, class Backend, communicator Communicator>

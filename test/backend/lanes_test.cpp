@@ -22,18 +22,18 @@ namespace {
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 
-// `work` has a template run<V>(), always inlined.
+// `work` has a template run<W>(), always inlined.
 template <class Work>
 CTXPAR_TARGET_AVX512 void on_avx512(Work& work) {
-    work.template run<lane_types<16>::floats>();
+    work.template run<16>();
 }
 template <class Work>
 CTXPAR_TARGET_AVX2 void on_avx2(Work& work) {
-    work.template run<lane_types<8>::floats>();
+    work.template run<8>();
 }
 template <class Work>
 void on_portable(Work& work) {
-    work.template run<lane_types<4>::floats>();
+    work.template run<4>();
 }
 
 // Runs a fresh `Work` on every instruction set, and checks it by check(work).
@@ -69,13 +69,13 @@ struct widen_all {
     std::vector<T> from;
     std::vector<float> to;
 
-    template <class V>
+    template <int W>
     CTXPAR_INLINE void run() {
         to.assign(from.size(), -77.0F);
-        V value;
-        for (std::size_t i = 0; i + static_cast<std::size_t>(lanes_of<V>) <= from.size(); i += 4) {
-            widen(from.data() + i, value);
-            store(value, to.data() + i);
+        floats<W> value;
+        for (std::size_t i = 0; i + static_cast<std::size_t>(W) <= from.size(); i += 4) {
+            widen<W>(from.data() + i, value);
+            store<W>(value, to.data() + i);
         }
     }
 };
@@ -87,22 +87,22 @@ struct widen_one_row {
     std::int64_t width = 0;
     std::vector<float> to = std::vector<float>(128, -77.0F);
 
-    template <class V>
+    template <int W>
     CTXPAR_INLINE void run() {
-        widen_row<V>(static_cast<const T*>(from.get()), width, to.data());
+        widen_row<W>(static_cast<const T*>(from.get()), width, to.data());
     }
 };
 
 struct exp_all {
     std::vector<float> values; // a multiple of 16
 
-    template <class V>
+    template <int W>
     CTXPAR_INLINE void run() {
-        V x;
-        for (std::size_t i = 0; i < values.size(); i += static_cast<std::size_t>(lanes_of<V>)) {
-            load(values.data() + i, x);
-            exp_of_negative(x);
-            store(x, values.data() + i);
+        floats<W> x;
+        for (std::size_t i = 0; i < values.size(); i += static_cast<std::size_t>(W)) {
+            load<W>(values.data() + i, x);
+            exp_of_negative<W>(x);
+            store<W>(x, values.data() + i);
         }
     }
 };
@@ -112,28 +112,28 @@ struct reductions {
     std::vector<float> across, sums, largest, chosen;
     int width = 0;
 
-    template <class V>
+    template <int W>
     CTXPAR_INLINE void run() {
-        width = lanes_of<V>;
-        V rows[lanes_of<V>];
-        V kept[lanes_of<V>];
-        for (int i = 0; i < lanes_of<V>; ++i) {
-            load(values.data() + 16 * i, rows[i]);
+        width = W;
+        floats<W> rows[W];
+        floats<W> kept[W];
+        for (int i = 0; i < W; ++i) {
+            load<W>(values.data() + 16 * i, rows[i]);
             kept[i] = rows[i];
         }
-        V total;
-        add_across(rows, total);
-        V zero;
-        fill(-1.0F, zero);
+        floats<W> total;
+        add_across<W>(rows, total);
+        floats<W> zero;
+        fill<W>(-1.0F, zero);
         across.assign(16, 0);
-        store(total, across.data());
-        for (int i = 0; i < lanes_of<V>; ++i) {
-            sums.push_back(sum_of(kept[i]));
-            largest.push_back(max_of(kept[i]));
-            V picked;
-            select<V>(kept[i] > 0.0F, kept[i], zero, picked);
+        store<W>(total, across.data());
+        for (int i = 0; i < W; ++i) {
+            sums.push_back(sum_of<W>(kept[i]));
+            largest.push_back(max_of<W>(kept[i]));
+            floats<W> picked;
+            select<W>(kept[i] > 0.0F, kept[i], zero, picked);
             chosen.resize(chosen.size() + 16);
-            store(picked, chosen.data() + 16 * i);
+            store<W>(picked, chosen.data() + 16 * i);
         }
     }
 };

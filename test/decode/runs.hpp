@@ -31,6 +31,7 @@ inline void check_exact(const deployment& d) {
     const run_result got = run(d, data);
     const distance far = distance_between(d, expected(d, data), got.outputs);
     INFO(describe(d));
+    if (std::getenv("FAR")) std::printf("far %g %g\n", far.out, far.lse);
     CHECK(far.out <= 1.0);
     CHECK(far.lse <= 1.0);
     CHECK(got.problem() == "");

@@ -134,11 +134,12 @@ inline std::string describe(const deployment& d) {
         " merge ", static_cast<int>(d.merge), " partials ", static_cast<int>(d.partials), " placement ",
         static_cast<int>(d.placement), " replicated ", static_cast<int>(d.replicated_q), " layout ",
         static_cast<int>(d.layout), " table ", static_cast<int>(d.table), " scales ", static_cast<int>(d.scales));
-    text += sentence(" window ", d.mask.window, " chunk ", d.mask.chunk, " prefix ", d.mask.prefix, " tree ",
-                     static_cast<int>(d.tree), " sinks ", static_cast<int>(d.sinks), " cap ", d.soft_cap, " lse base ",
-                     static_cast<int>(d.lse), " bounds ", static_cast<int>(d.bounds_plan), " pads ", d.pad_rows,
-                     " strided ", static_cast<int>(d.strided_views), " threads ", d.threads, " splits ", d.max_splits,
-                     " seed ", d.seed, " requests");
+    text +=
+        sentence(" window ", d.mask.window, " chunk ", d.mask.chunk, " prefix ", d.mask.prefix, " tree ",
+                 static_cast<int>(d.tree), " sinks ", static_cast<int>(d.sinks), " cap ", std::to_string(d.soft_cap),
+                 " lse base ", static_cast<int>(d.lse), " bounds ", static_cast<int>(d.bounds_plan), " pads ",
+                 d.pad_rows, " strided ", static_cast<int>(d.strided_views), " threads ", d.threads, " splits ",
+                 d.max_splits, " seed ", d.seed, " requests");
     for (const request& each : d.requests) text += sentence(" ", each.length, ":", each.rows);
     return text;
 }

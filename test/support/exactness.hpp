@@ -158,16 +158,24 @@ inline double half_ulp(scalar_type type) {
     return type == scalar_type::bf16 ? std::ldexp(1.0, -9) : (type == scalar_type::f16 ? std::ldexp(1.0, -12) : 0.0);
 }
 
-inline double lse_bound(double value) {
+inline double ulp_of(double value) {
     const auto single = static_cast<float>(std::fabs(value));
-    return std::max(2e-6, 2.0 * (std::nextafter(single, std::numeric_limits<float>::infinity()) - single));
+    return std::nextafter(single, std::numeric_limits<float>::infinity()) - single;
+}
+
+// An LSE is within 2e-6 or two units in its last place; in base 2 as many times log2 e, and one unit for converting it.
+inline double lse_bound(double natural, lse_base base) {
+    const double bound = std::max(2e-6, 2.0 * ulp_of(natural));
+    return base == lse_base::natural ? bound : (bound / std::log(2.0) + ulp_of(natural / std::log(2.0)));
 }
 
 namespace detail {
 
-inline double lse_distance(double want, double got) {
-    if (want == minus_infinity) return got == minus_infinity ? 0.0 : std::numeric_limits<double>::infinity();
-    const double error = std::fabs(got - want) / lse_bound(want);
+// `natural` is what the LSE should be, `got` what it is, in `base`.
+inline double lse_distance(double natural, double got, lse_base base) {
+    if (natural == minus_infinity) return got == minus_infinity ? 0.0 : std::numeric_limits<double>::infinity();
+    const double want = base == lse_base::natural ? natural : natural / std::log(2.0);
+    const double error = std::fabs(got - want) / lse_bound(natural, base);
     return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
@@ -178,7 +186,6 @@ inline distance distance_between(const deployment& d, const expectation& want, c
     const double narrow_out = half_ulp(d.output);
     const double narrow_parts = d.partials == partial::output && d.dcp() > 1 ? half_ulp(d.element) : 0.0;
     const double part_roundings = d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_rs ? 2.0 : 3.0);
-    const double to_base = d.lse == lse_base::natural ? 1.0 : 1.0 / std::log(2.0);
     double error = 0.0, norm = 0.0, roundings = 0.0;
     distance result;
     for (std::size_t rank = 0; rank < got.size(); ++rank) {
@@ -187,8 +194,8 @@ inline distance distance_between(const deployment& d, const expectation& want, c
             const std::int64_t at = i / held.count * d.q_heads + held.first + i % held.count;
             const double lse = want.lse[static_cast<std::size_t>(at)];
             if (d.merged_lse)
-                result.lse = std::max(result.lse,
-                                      detail::lse_distance(lse * to_base, got[rank].lse[static_cast<std::size_t>(i)]));
+                result.lse =
+                    std::max(result.lse, detail::lse_distance(lse, got[rank].lse[static_cast<std::size_t>(i)], d.lse));
             for (std::int64_t x = 0; x < d.value_width; ++x) {
                 const auto element = static_cast<std::size_t>(at * d.value_width + x);
                 const double right = want.out[element];

@@ -1,10 +1,12 @@
 // The numbers that storage types stand for, in double, from the definition of their formats.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include <ctxpar/core/numeric.hpp>
 
@@ -31,13 +33,10 @@ constexpr format format_of() {
     }
 }
 
-inline double number(float value) {
-    return value;
-}
+// The number of a bit pattern.
 template <class T>
-double number(T value) {
+double number_of_bits(int bits) {
     constexpr format f = format_of<T>();
-    const int bits = value.bits;
     const double sign = (bits >> (f.exponent_bits + f.mantissa_bits) & 1) != 0 ? -1 : 1;
     const int exponent = bits >> f.mantissa_bits & ((1 << f.exponent_bits) - 1);
     const int mantissa = bits & ((1 << f.mantissa_bits) - 1);
@@ -48,6 +47,19 @@ double number(T value) {
     if (exponent == top && mantissa == (1 << f.mantissa_bits) - 1) return std::nan("");
     if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - f.mantissa_bits);
     return sign * std::ldexp(mantissa + (1 << f.mantissa_bits), exponent - bias - f.mantissa_bits);
+}
+
+inline double number(float value) {
+    return value;
+}
+template <class T>
+double number(T value) {
+    static const std::vector<double> all = [] {
+        std::vector<double> numbers;
+        for (int bits = 0; bits < 1 << (8 * sizeof(T)); ++bits) numbers.push_back(number_of_bits<T>(bits));
+        return numbers;
+    }();
+    return all[value.bits];
 }
 
 // The largest number of a type, and how far rounding to nearest may move `value`.

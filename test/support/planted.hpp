@@ -110,13 +110,13 @@ inline planted_sequence draw_sequence(const deployment& d, const request& each, 
     const number_format& format = format_of(d.element);
     planted_sequence sequence;
     sequence.k.resize(static_cast<std::size_t>(each.length * d.kv_heads * d.key_width));
-    for (float& x : sequence.k) x = static_cast<float>(rounded_to(format, random.normal()));
+    for (float& x : sequence.k) x = static_cast<float>(rounded_to(format, 0.5 * random.normal()));
     sequence.v.resize(d.is_mla ? 0 : static_cast<std::size_t>(each.length * d.kv_heads * d.value_width));
     for (float& x : sequence.v) x = static_cast<float>(rounded_to(format, random.normal()));
 
     // Every planted token is heavy for one head of every third KV head, or of all where there are few.
     sequence.planted = tokens_to_plant(d, each);
-    const double score = std::log(static_cast<double>(each.length) + 1.0) + 2.5;
+    const double score = std::log(static_cast<double>(each.length) + 1.0) + 1.5;
     const std::int64_t group = d.q_heads / d.kv_heads;
     const std::int64_t turns = std::min<std::int64_t>(d.kv_heads, 3);
     for (std::size_t i = 0; i < sequence.planted.size(); ++i) {
@@ -153,7 +153,7 @@ inline planted_data plant(const deployment& d) {
     }
     // Sinks as heavy as the planted tokens.
     for (std::int64_t head = 0; head < d.q_heads && d.sinks; ++head)
-        data.sinks.push_back(static_cast<float>(std::log(static_cast<double>(d.longest())) + 2.0 + random.normal()));
+        data.sinks.push_back(static_cast<float>(std::log(static_cast<double>(d.longest())) + 1.5 + random.normal()));
     for (std::int64_t i = 0; i < 2 * d.kv_heads; ++i)
         data.head_scales.push_back(0.02F + 0.01F * static_cast<float>(random.below(5)));
     return data;

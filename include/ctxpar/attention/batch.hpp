@@ -18,10 +18,10 @@ namespace ctxpar::inline v0_1 {
 // those of the same tokens.
 struct decode_batch {
     std::int64_t requests = 0;                // may include padding: requests with no rows and length 0
-    index_view lengths;                       // [requests] tokens of each request, this step's rows included
-    index_view query_rows;                    // [requests] rows of each request; null data: one each
-    block_table table;                        // this rank's block ids
-    mask_rule mask;                           // window, chunk, always-visible prefix
+    index_view lengths{};                     // [requests] tokens of each request, this step's rows included
+    index_view query_rows{};                  // [requests] rows of each request; null data: one each
+    block_table table{};                      // this rank's block ids
+    mask_rule mask{};                         // window, chunk, always-visible prefix
     const std::uint64_t* tree_bits = nullptr; // [rows] draft trees: bit x = sees the x-th row of its request; or null
 
     CTXPAR_HD std::int64_t rows_of(std::int64_t request) const {

@@ -34,7 +34,7 @@ inline probed_base base_of_lse(float value, double natural, double tolerance = 1
 }
 
 struct attention_report {
-    probed_base base = probed_base::neither; // of the LSE of row 1, head 0
+    probed_base base = probed_base::neither; // of the last row's last head, which no layout of the LSE moves
     bool lse_in_place = false;               // every (row, head) has its own LSE, in the stated base
     bool outputs_right = false;              // every output is the softmax mean, to 2%
 };
@@ -120,7 +120,7 @@ attention_report probe_attention(Backend& tested, const Attention& attention, ty
 
     attention_report report;
     report.lse_in_place = report.outputs_right = true;
-    report.base = base_of_lse(lses[static_cast<std::size_t>(heads)].value, detail::probe_lse(0.0, 1.0, 1));
+    report.base = base_of_lse(lses.back().value, detail::probe_lse(0.0, static_cast<double>(heads), 1));
     const double factor = base == lse_base::natural ? 1.0 : 1.4426950408889634;
     for (std::int64_t row = 0; row < rows; ++row) {
         for (std::int64_t head = 0; head < heads; ++head) {

@@ -117,8 +117,8 @@ public:
     // be null where `bytes_per_peer`, which is what each peer will read, is 0. Other collectives than publish may be
     // called before release(); config_error "publish" for a second publish.
     //
-    // The memory must live until release() returns or a call throws comm_error; both wait for peers that still read,
-    // for at most the timeout. A caller that may throw in between releases in a destructor.
+    // The memory must live until release() returns or a call other than check() throws comm_error; both wait for peers
+    // that still read, for at most the timeout. A caller that may throw in between calls release() while it unwinds.
     std::span<const void* const> publish(const void* data, std::size_t bytes_per_peer, host_stream,
                                          collective_note note = {}) {
         require(!published_, "publish", "publish: rank ", rank_, " has published before and has not released that");

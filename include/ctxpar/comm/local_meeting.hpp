@@ -14,9 +14,9 @@
 //     that throws does so in step 1, in which nobody reads its buffers.
 //   - The wait of step 1 is bounded by the timeout. The wait of step 2 has no bound of its own and needs none: every
 //     rank is inside the call and only copies; it takes no lock, waits for nobody and runs no code of the caller.
-//   - Published memory is read outside of calls. A rank counts as a reader from the sealed publish until it calls
-//     release, leaves, or has a call that throws: after either its pointers are void. A rank that throws while its own
-//     memory is published first waits until there are no readers, for at most the timeout.
+//   - Published memory is read outside of calls. A rank counts as a reader from the sealed publish until the sealed
+//     release; or until it leaves, or finds out in a call that the world is dead: then its pointers are void. A rank
+//     that is about to throw first waits until there are no readers, for at most the timeout.
 //
 // The mutex is held for a few comparisons and for the copying of small rounds, so that leaving never blocks.
 #pragma once
@@ -119,12 +119,11 @@ public:
     void meet(int rank, const local_call& call) {
         const clock::time_point start = clock::now();
         std::unique_lock lock(mutex_);
-        if (call.operation == local_operation::release) stop_reading(at(rank));
         if (failed()) raise_failure(lock, rank, call, start);
 
         const std::uint64_t round = num_sealed_;
         const bool last = post(rank, call);
-        if (last && !failed()) {
+        if (last) {
             seal();
         } else if (!changed_.wait_until(lock, start + timeout_, [&] { return num_sealed_ > round || failed(); })) {
             record(missing_ranks(rank, start));
@@ -168,8 +167,7 @@ private:
         bool taken = false;
         bool left = false;
         bool arrived = false;   // waits in a round that is not sealed
-        bool reading = false;   // may read what its peers published
-        bool published = false; // its own memory may be read by its peers
+        bool published = false; // may read its peers' published memory, and they its own
         bool told = false;      // has thrown the first failure; used by its own thread only
         seat child;             // from a sealed split until its own thread takes it
     };
@@ -211,12 +209,12 @@ private:
         for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
             rank_state& state = ranks_[rank];
             state.arrived = false;
-            if (operation == local_operation::release) state.published = false;
+            if (operation == local_operation::release) end_publication(state);
             if (operation != local_operation::publish) continue;
             pointers_[rank] = calls_[rank].send;
-            state.reading = state.published = true;
+            state.published = true;
+            ++num_published_;
         }
-        if (operation == local_operation::publish) num_reading_ = size();
         num_arrived_ = 0;
         ++num_sealed_;
         if (copied_bytes(calls_) > small_round_bytes) {
@@ -251,14 +249,15 @@ private:
         const bool awaited = num_arrived_ > 0 || self.published;
         self.left = true;
         ++num_left_;
-        self.published = false;
-        stop_reading(self);
+        end_publication(self);
         if (awaited && !failed()) record(left_ranks());
     }
 
-    void stop_reading(rank_state& self) {
-        if (!std::exchange(self.reading, false)) return;
-        if (--num_reading_ == 0 && failed()) changed_.notify_all();
+    // Returns whether there was one. Ranks that throw may wait for the last one to end.
+    bool end_publication(rank_state& self) {
+        if (!std::exchange(self.published, false)) return false;
+        if (--num_published_ == 0 && failed()) changed_.notify_all();
+        return true;
     }
 
     void record(local_failure failure) {
@@ -293,9 +292,7 @@ private:
     [[noreturn]] void raise_failure(std::unique_lock<std::mutex>& lock, int rank, const local_call& call,
                                     clock::time_point start) {
         rank_state& self = at(rank);
-        stop_reading(self);
-        if (std::exchange(self.published, false))
-            changed_.wait_until(lock, start + timeout_, [&] { return num_reading_ == 0; });
+        if (end_publication(self)) changed_.wait_until(lock, start + timeout_, [&] { return num_published_ == 0; });
         lock.unlock();
         if (!std::exchange(self.told, true))
             raise_error(failure_.code, rank, operation_text(call), failure_.text, start);
@@ -322,7 +319,7 @@ private:
     std::vector<const void*> pointers_; // of the current publication
     int num_arrived_ = 0;
     int num_copying_ = 0;
-    int num_reading_ = 0;
+    int num_published_ = 0;
     int num_left_ = 0;
     std::uint64_t num_sealed_ = 0;
     std::uint64_t num_completed_ = 0;

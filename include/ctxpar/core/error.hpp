@@ -6,6 +6,7 @@
 // Both carry a stable one-word code, so that a program can react without reading the sentence.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -85,17 +86,41 @@ template <class Error>
 } // namespace without_exceptions
 #endif
 
-// Refuses with a config_error. `parts` are joined without separators; numbers are written in decimal.
 namespace detail {
-inline std::string text_of(const char* text) {
-    return text;
+
+// A piece of a sentence: a text or a number. Erased, so that building a sentence is compiled once and not once for
+// every combination of pieces; it refers to its text, which must outlive it.
+class sentence_part {
+public:
+    sentence_part(const char* text) : text_(text) {}
+    sentence_part(const std::string& text) : text_(text.c_str()) {}
+    template <std::integral Number>
+    sentence_part(Number number) : number_(static_cast<std::uint64_t>(number)), negative_(number < Number{}) {}
+
+    void append_to(std::string& whole) const {
+        if (text_ != nullptr) {
+            whole += text_;
+        } else if (negative_) {
+            whole += std::to_string(static_cast<std::int64_t>(number_));
+        } else {
+            whole += std::to_string(number_);
+        }
+    }
+
+private:
+    const char* text_ = nullptr;
+    std::uint64_t number_ = 0;
+    bool negative_ = false;
+};
+
+inline std::string join_parts(std::initializer_list<sentence_part> parts) {
+    std::string whole;
+    for (const sentence_part& part : parts) part.append_to(whole);
+    return whole;
 }
-inline std::string text_of(const std::string& text) {
-    return text;
-}
-template <class Number>
-std::string text_of(Number number) {
-    return std::to_string(number);
+
+[[noreturn]] inline void refuse(const char* code, std::initializer_list<sentence_part> parts) {
+    raise(config_error(code, join_parts(parts)));
 }
 
 // "1, 2, 4" of {1, 2, 4}.
@@ -104,20 +129,20 @@ inline std::string join(const std::vector<std::int64_t>& values) {
     for (const std::int64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
     return text;
 }
+
 } // namespace detail
 
-// One sentence from texts and numbers.
+// One sentence from texts and whole numbers, without separators.
 template <class... Parts>
 std::string sentence(const Parts&... parts) {
-    std::string text;
-    ((text += detail::text_of(parts)), ...);
-    return text;
+    return detail::join_parts({detail::sentence_part(parts)...});
 }
 
-// Throws config_error with `code` unless `holds`; the sentence is built only on failure.
+// Throws config_error with `code` and the sentence of `parts` unless `holds`; the sentence is built only on failure.
 template <class... Parts>
 void require(bool holds, const char* code, const Parts&... parts) {
-    if (!holds) raise(config_error(code, sentence(parts...)));
+    if (!holds) [[unlikely]]
+        detail::refuse(code, {detail::sentence_part(parts)...});
 }
 
 } // namespace ctxpar::inline v0_1

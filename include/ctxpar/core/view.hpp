@@ -34,7 +34,7 @@ struct head_view {
     // Whether the elements lie as a dense [rows][heads][width] array.
     CTXPAR_HD constexpr bool is_dense() const {
         const bool one_block = heads <= heads_per_block || block_stride == heads_per_block * head_stride;
-        return head_stride == width && (rows <= 1 || row_stride == heads * width) && one_block;
+        return (heads <= 1 || head_stride == width) && (rows <= 1 || row_stride == heads * width) && one_block;
     }
 
     // Heads [first, first + count) as a view of their own; the range must lie in one block or be whole blocks.

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include <ctxpar/core/error.hpp>
 
@@ -25,10 +27,13 @@ class carver {
 public:
     explicit carver(void* base) : base_(static_cast<std::byte*>(base)) {}
 
-    // `count` elements of T, uninitialised; null while counting. count < 0 is a config_error.
+    // `count` elements of T, uninitialised; null while counting. config_error "workspace" for a count that is
+    // negative or takes 2^62 bytes or more.
     template <class T>
     T* take(std::int64_t count) {
-        require(count >= 0, "workspace", "a workspace buffer of ", count, " elements was asked for");
+        constexpr auto most = static_cast<std::int64_t>((std::size_t{1} << 62) / sizeof(T));
+        require(count >= 0 && count <= most, "workspace", "a workspace buffer of ", count, " elements of ", sizeof(T),
+                " bytes was asked for; a buffer has 0 to ", most);
         std::byte* place = base_ == nullptr ? nullptr : base_ + used_;
         const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
         used_ += (bytes + workspace_alignment - 1) / workspace_alignment * workspace_alignment;
@@ -40,6 +45,23 @@ public:
 private:
     std::byte* base_;
     std::size_t used_ = 0;
+};
+
+// Host memory that owns itself, for CPU ranks: converts to the workspace it is. Not initialised.
+class host_workspace {
+public:
+    explicit host_workspace(std::size_t bytes)
+        : memory_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{workspace_alignment}))),
+          bytes_(bytes) {}
+
+    operator workspace() const { return {memory_.get(), bytes_}; }
+
+private:
+    struct release {
+        void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{workspace_alignment}); }
+    };
+    std::unique_ptr<std::byte, release> memory_;
+    std::size_t bytes_;
 };
 
 // Refuses a workspace that is null, misaligned or smaller than `needed` bytes, naming both sizes.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -44,6 +45,13 @@ exchange_shape exchange_of(const Policy& policy, const decode_shape& shape, cons
     return exchange;
 }
 
+// Whether the product of sizes (each >= 1) stays below 2^56, so that bytes of a whole group fit 63 bits.
+inline bool product_fits(std::initializer_list<std::int64_t> sizes) {
+    std::int64_t left = std::int64_t{1} << 56;
+    for (const std::int64_t size : sizes) left /= size;
+    return left >= 1;
+}
+
 template <class Policy>
 void check_policy(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
     const std::int64_t query_width = policy.attention.query_width();
@@ -53,6 +61,9 @@ void check_policy(const Policy& policy, const decode_shape& shape, const mesh& r
     require(!Policy::attention_type::values_in_keys || value_width <= query_width, "width",
             "the values of the attention policy are ", value_width, " elements of key rows of ", query_width);
     require(ranks.knows_q_heads(), "q_heads", "a decode shape needs the model's number of query heads; it has 0");
+    require(product_fits({shape.max_rows, ranks.gathered_heads(), query_width, shape.max_splits}), "size",
+            "a decode shape of ", shape.max_rows, " rows of ", ranks.gathered_heads(), " heads of ", query_width,
+            " elements and ", shape.max_splits, " splits does not fit; their product must be below 2^56");
     require(ranks.sizes().dcp <= max_merge_parts, "dcp", "the topology shares the KV over ", ranks.sizes().dcp,
             " ranks; a merge takes at most ", max_merge_parts);
     const bool scatters = policy.merging.scatters_heads() || shape.placement == output_placement::scattered;

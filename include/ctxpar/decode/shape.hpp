@@ -14,7 +14,7 @@ namespace ctxpar::inline v0_1 {
 
 // One for all layers of one kind; every rank makes the same, apart from `rank`.
 struct decode_shape {
-    topology sizes;            // tp, pcp, dcp, ...
+    topology sizes{};          // tp, pcp, dcp, ...
     std::int64_t q_heads = 1;  // of the whole model
     std::int64_t kv_heads = 1; // of the whole model; 1 for MLA
     topology_rules rules = topology_rules::general;

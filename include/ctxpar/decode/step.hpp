@@ -90,7 +90,8 @@ inline std::int64_t check_blocks(const decode_batch& batch, const decode_shape& 
     const std::int64_t from = std::min(first.lo, first_new);
     std::int64_t slots = 0;
     for (std::int64_t block = 0; block < needed; ++block) {
-        if (block * table.block_size >= last.prefix && (block + 1) * table.block_size <= from) continue;
+        const bool unread = (block + 1) * table.block_size <= from || from >= held;
+        if (block * table.block_size >= last.prefix && unread) continue;
         check_block_id(table, request, block, shape.pool_blocks);
         slots = std::max(slots, (table.id(request, block) + 1) * table.block_size);
     }

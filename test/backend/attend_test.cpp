@@ -1,0 +1,255 @@
+// Attention on the CPU against attention in double, for every instruction set that this processor has.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ctxpar/backend/cpu.hpp>
+
+#include "attend_case.hpp"
+
+using namespace ctxpar;
+using plain::attend_request;
+using plain::attend_sizes;
+using plain::course;
+using plain::interval;
+
+namespace {
+
+using float_case = plain::attend_case<float, float>;
+
+std::vector<cpu::isa> instruction_sets() {
+    std::vector<cpu::isa> list;
+    for (const cpu::isa set : {cpu::isa::portable, cpu::isa::avx2, cpu::isa::avx512})
+        if (set <= cpu::best_isa()) list.push_back(set);
+    return list;
+}
+
+void check_everywhere(const float_case& given, std::int64_t max_splits = 1) {
+    const std::vector<plain::merged> expected = given.expect_all();
+    for (const cpu::isa set : instruction_sets()) {
+        CAPTURE(std::string(name_of(set)));
+        const auto error = plain::error_of(expected, given.run<float>({1, set}, max_splits));
+        CHECK(error.out <= plain::attend_bound<float>());
+        CHECK(error.lse <= 1.0);
+        CHECK(error.empty_right);
+    }
+}
+
+// Two requests with the last `rows` and one row, as verify steps have them.
+std::vector<attend_request> two_requests(std::int64_t keys, std::int64_t rows) {
+    attend_request first{keys, {}};
+    for (std::int64_t i = 0; i < rows; ++i)
+        first.rows.push_back(interval(0, std::max<std::int64_t>(0, keys - rows + i + 1)));
+    return {first, {keys / 3 + 1, {interval(0, keys / 3 + 1)}}};
+}
+
+// Rows with intervals that start and end anywhere, some with a prefix, a tail mask, or nothing at all.
+std::vector<attend_request> any_requests(std::mt19937& random, std::int64_t longest) {
+    const auto upto = [&](std::int64_t n) {
+        return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n + 1));
+    };
+    std::vector<attend_request> requests;
+    for (int r = 0; r < 3; ++r) {
+        attend_request one{upto(longest), {}};
+        std::int64_t lo = 0;
+        std::int64_t hi = upto(one.keys);
+        for (int i = 0; i < 4; ++i) {
+            hi += upto(one.keys - hi);
+            lo += upto(std::min<std::int64_t>(hi - lo, 70));
+            visible_keys row = interval(lo, hi);
+            if (random() % 3 == 0) row.prefix = upto(lo);
+            if (random() % 3 == 0) {
+                row.tail = hi - upto(std::min<std::int64_t>(hi, 64));
+                row.tail_bits = (std::uint64_t{random()} << 32) | random();
+            }
+            one.rows.push_back(row);
+        }
+        requests.push_back(one);
+    }
+    return requests;
+}
+
+// Sizes whose width is that of both keys and values.
+attend_sizes wide(std::int64_t width, std::int64_t kv_heads = 2, std::int64_t group = 3) {
+    attend_sizes sizes;
+    sizes.kv_heads = kv_heads;
+    sizes.group = group;
+    sizes.query_width = sizes.value_width = width;
+    return sizes;
+}
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+} // namespace
+
+TEST_CASE("Attention of any head width is that in double") {
+    for (const std::int64_t width : {1, 5, 16, 17, 64, 80, 128}) {
+        CAPTURE(width);
+        check_everywhere(float_case(wide(width), two_requests(301, 3), course::random, 50));
+    }
+    attend_sizes uneven = wide(24);
+    uneven.value_width = 40;
+    check_everywhere(float_case(uneven, two_requests(100, 2), course::random, 51));
+    uneven.value_width = 3;
+    check_everywhere(float_case(uneven, two_requests(100, 2), course::random, 52));
+}
+
+TEST_CASE("Attention over latent rows is that in double") {
+    attend_sizes sizes;
+    sizes.latent = true;
+    for (const auto& [latent, rope] : {std::pair{512, 64}, std::pair{20, 9}, std::pair{16, 1}, std::pair{7, 20}}) {
+        sizes.query_width = latent + rope;
+        sizes.value_width = latent;
+        sizes.group = latent > 100 ? 5 : 19;
+        check_everywhere(float_case(sizes, two_requests(180, 2), course::random, 53));
+    }
+}
+
+TEST_CASE("Any number of rows and heads is served, whatever it divides by") {
+    for (const auto& [rows, group] :
+         {std::pair{1, 1}, std::pair{1, 2}, std::pair{3, 1}, std::pair{1, 5}, std::pair{2, 3}, std::pair{11, 3},
+          std::pair{33, 1}, std::pair{1, 33}, std::pair{1, 40}, std::pair{8, 5}, std::pair{40, 2}}) {
+        CAPTURE(rows);
+        CAPTURE(group);
+        check_everywhere(float_case(wide(20, 2, group), two_requests(77, rows), course::random, 54));
+    }
+}
+
+TEST_CASE("However scores follow each other, the softmax is exact") {
+    for (const course kind : {course::random, course::rising, course::falling, course::one_huge, course::equal}) {
+        CAPTURE(static_cast<int>(kind));
+        for (const std::int64_t keys : {1, 31, 32, 33, 1023, 1024, 1025, 3000})
+            check_everywhere(float_case(wide(16, 1, 3), two_requests(keys, 2), kind, 55));
+    }
+}
+
+TEST_CASE("Intervals, prefixes and tail masks may start and end anywhere") {
+    std::mt19937 random(56);
+    for (int round = 0; round < 40; ++round) {
+        const std::int64_t longest = round % 4 == 0 ? 2500 : 200;
+        attend_sizes sizes = wide(9, 1 + round % 2, 1 + round % 3);
+        sizes.page_size = round % 3 == 0 ? 16 : 5;
+        sizes.order = round % 2 == 0 ? page_order::nhd : page_order::hnd;
+        check_everywhere(
+            float_case(sizes, any_requests(random, longest), course::random, 57, plain::scaled::not_at_all, round % 3));
+    }
+}
+
+TEST_CASE("Requests without rows, rows without keys and steps without requests are legal") {
+    const attend_request no_rows{50, {}};
+    const attend_request no_keys{0, {interval(0, 0), interval(0, 0)}};
+    const attend_request sees_nothing{50, {interval(7, 7), interval(7, 9)}};
+    check_everywhere(
+        float_case(wide(16), {no_rows, no_keys, sees_nothing}, course::random, 58, plain::scaled::not_at_all, 2));
+    check_everywhere(float_case(wide(16), {no_keys}, course::random, 59));
+    check_everywhere(float_case(wide(16), {}, course::random, 60, plain::scaled::not_at_all, 2));
+    check_everywhere(float_case(wide(16), {}, course::random, 60));
+}
+
+TEST_CASE("A scale and a soft cap act on every score") {
+    for (const float cap : {0.0F, 0.5F, 30.0F})
+        for (const float scale : {0.25F, -0.125F, 1.0F}) {
+            float_case given(wide(16), two_requests(300, 3), course::random, 61);
+            given.options.scale = scale / 16;
+            given.options.soft_cap = cap;
+            check_everywhere(given);
+        }
+}
+
+TEST_CASE("A score of -inf has no weight, and a row of such scores is empty") {
+    float_case given(wide(16, 1, 2), {{40, {interval(0, 20), interval(0, 40)}}}, course::random, 62);
+    for (std::int64_t row = 0; row < 2; ++row)
+        for (std::int64_t head = 0; head < 2; ++head) given.query(row, head)[3] = 1.0F;
+    for (std::int64_t j = 0; j < 30; ++j) given.key(0, j, 0)[3] = -inf;
+    CHECK(given.expect(0, 0, 0).lse == -plain::infinity);
+    check_everywhere(given);
+}
+
+TEST_CASE("NaN in a key or value that a row sees is visible in that row, and in no other") {
+    const std::vector<attend_request> requests = {{70, {interval(0, 50), interval(10, 60), interval(40, 70)}},
+                                                  {30, {interval(0, 30)}}};
+    for (const float broken : {std::numeric_limits<float>::quiet_NaN(), inf}) {
+        for (const bool in_values : {false, true}) {
+            for (const std::int64_t at : {3, 20, 45, 55, 69}) { // first, first two, all three, last two, last row
+                float_case given(wide(20, 2, 3), requests, course::random, 63);
+                (in_values ? given.value(0, at, 1) : given.key(0, at, 1))[7] = broken;
+                for (std::int64_t head = 0; head < 6 && !in_values; ++head)
+                    for (std::int64_t row = 0; row < 3; ++row) given.query(row, head)[7] = 1.0F; // +inf, not -inf
+                for (const cpu::isa set : instruction_sets()) {
+                    const auto got = given.run<float>({1, set});
+                    int wrong = 0;
+                    for (std::int64_t row = 0; row < 4; ++row) {
+                        for (std::int64_t head = 0; head < 6; ++head) {
+                            const bool hit = row < 3 && head >= 3 &&
+                                             plain::row_sees_key(requests[0].rows[static_cast<std::size_t>(row)], at);
+                            const float lse = got.lse[static_cast<std::size_t>(row * 6 + head)].value;
+                            wrong += std::isnan(lse) == (hit && !in_values) ? 0 : 1;
+                            for (std::int64_t d = 0; d < 20; ++d) {
+                                const bool here = hit && (!in_values || d == 7);
+                                const float o = got.out[static_cast<std::size_t>((row * 6 + head) * 20 + d)];
+                                wrong += std::isfinite(o) == !here ? 0 : 1;
+                            }
+                        }
+                    }
+                    CAPTURE(at);
+                    CAPTURE(in_values);
+                    CHECK(wrong == 0);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("Splits of the keys change nothing beyond rounding") {
+    const std::vector<attend_request> requests = {{14000, {interval(0, 13998), interval(100, 14000)}},
+                                                  {5000, {interval(4100, 5000)}},
+                                                  {9000, {{10, 5000, 9000, 9000, 0}}},
+                                                  {3, {interval(0, 3)}}};
+    for (const course kind : {course::random, course::rising}) {
+        const float_case given(wide(8, 1, 3), requests, kind, 64, plain::scaled::not_at_all, 1);
+        const auto whole = given.run<float>();
+        for (const std::int64_t splits : {1, 2, 3, 8}) {
+            check_everywhere(given, splits);
+            const auto got = given.run<float>({}, splits);
+            plain::relative_error apart;
+            for (std::size_t i = 0; i < whole.out.size(); ++i) apart.add(got.out[i], whole.out[i]);
+            CHECK(apart.value() <= 1e-6);
+        }
+    }
+}
+
+TEST_CASE("The number of threads changes no bit") {
+    std::mt19937 random(65);
+    auto requests = any_requests(random, 6000);
+    requests.push_back({9000, {interval(0, 9000)}});
+    const float_case given(wide(17, 2, 5), requests, course::random, 66);
+    for (const std::int64_t splits : {1, 4}) {
+        const auto one = given.run<float>({1}, splits);
+        CHECK((given.run<float>({2}, splits) == one));
+        CHECK((given.run<float>({3}, splits) == one));
+    }
+}
+
+TEST_CASE("A request has the same bits alone and in a batch") {
+    std::mt19937 random(67);
+    auto requests = any_requests(random, 6000);
+    requests.push_back({9000, {interval(0, 9000)}});
+    const float_case given(wide(17, 2, 5), requests, course::random, 67);
+    for (const cpu::isa set : instruction_sets()) {
+        const auto batch = given.run<float>({1, set}, 4);
+        for (std::size_t r = 0; r < requests.size(); ++r) {
+            const auto alone = given.run<float>({2, set}, 4, static_cast<std::int64_t>(r));
+            const auto first = static_cast<std::size_t>(given.first_row(r) * given.heads());
+            CHECK(std::memcmp(alone.out.data(), batch.out.data() + first * 17, alone.out.size() * sizeof(float)) == 0);
+            CHECK(std::memcmp(alone.lse.data(), batch.lse.data() + first, alone.lse.size() * sizeof(float)) == 0);
+        }
+    }
+}
