@@ -85,8 +85,9 @@ double needed_memory(const problem& all) {
     // Queries, partial outputs, messages and splits of a rank; outputs and their references of all steps.
     const double states = 40 * rows * static_cast<double>(all.q_heads) * widths * 4 * ranks;
     const double results = 8 * rows * static_cast<double>(all.steps * all.layers * all.q_heads) * widths * ranks;
+    const double tables = 4 * static_cast<double>(all.blocks_per_request()) * static_cast<double>(all.requests);
     constexpr double program = 256e6;
-    return all.pool_bytes_per_rank() * ranks + states + results + program;
+    return all.pool_bytes_per_rank() * ranks + states + results + tables + program;
 }
 
 std::int64_t fitting_tokens(problem all, double bytes) {

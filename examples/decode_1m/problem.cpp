@@ -12,6 +12,7 @@ namespace {
 constexpr std::int64_t mla_latent = 512;
 constexpr std::int64_t mla_rope = 64;
 constexpr std::int64_t mla_nope = 128; // width of a key without rope before absorption; the softmax scale knows it
+constexpr std::int64_t most_threads = 1024;
 
 fault fault_named(const std::string& name) {
     if (name == "mean_merge") return fault::mean_merge;
@@ -98,7 +99,9 @@ problem make_problem(const options& given) {
     all.seed = given.seed;
     all.injected = fault_named(given.inject);
     all.placement = placement_named(given.placement);
-    (void)all.ranks(); // refuses an illegal topology
+    const std::int64_t world = all.ranks().world_size(); // refuses an illegal topology
+    ctxpar::require(world <= most_threads, "usage", "tp ", all.sizes.tp, " x pcp ", all.sizes.pcp, " is ", world,
+                    " ranks; each is a thread of this program, which makes at most ", most_threads);
     ctxpar::require(all.steps * all.query_rows <= all.tokens, "tokens", all.steps, " steps of ", all.query_rows,
                     " query rows decode ", all.steps * all.query_rows, " new tokens; --tokens is ", all.tokens,
                     " and must be at least that");

@@ -91,15 +91,11 @@ public:
 
     void decode(record& to) {
         decoder_type decoder = make_decoder(to.merge);
-        std::vector<std::byte> memory(decoder.workspace_bytes() + ctxpar::workspace_alignment);
-        void* start = memory.data();
-        std::size_t space = memory.size();
-        std::align(ctxpar::workspace_alignment, decoder.workspace_bytes(), start, space);
-        const ctxpar::workspace lent{start, decoder.workspace_bytes()};
+        const ctxpar::host_workspace memory(decoder.workspace_bytes());
         forget_new_tokens();
         const std::uint64_t launches = backend_.launches();
         std::int64_t appended = 0;
-        for (std::int64_t step = 0; step < all_.steps; ++step) appended += one_step(decoder, lent, step, to);
+        for (std::int64_t step = 0; step < all_.steps; ++step) appended += one_step(decoder, memory, step, to);
         const auto at = static_cast<std::size_t>(world_.rank());
         to.sent[at] = groups_.bytes_sent();
         if (at == 0) {

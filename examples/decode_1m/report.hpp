@@ -41,7 +41,7 @@ verdict judge(const problem& all, const reference& right, const record& got);
 void print_problem(const problem& all);
 void print_fill(const problem& all, const facts& known);
 void print_reference(const problem& all, const reference& right);
-void print_verdicts(const problem& all, const facts& known, const std::vector<verdict>& all_verdicts);
+void print_verdicts(const problem& all, const facts& known, const std::vector<verdict>& verdicts);
 void print_json(const problem& all, const facts& known, const reference& right, const verdict& one);
 
 } // namespace demo

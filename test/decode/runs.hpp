@@ -25,6 +25,15 @@ inline run_result run(const deployment& d, const planted_data& data) {
     return run_gqa_bf16(d, data);
 }
 
+// The same bits on every rank.
+inline bool same_bits(const run_result& a, const run_result& b) {
+    for (std::size_t rank = 0; rank < a.outputs.size(); ++rank) {
+        if (!same_bits(a.outputs[rank].out, b.outputs[rank].out)) return false;
+        if (!same_bits(a.outputs[rank].lse, b.outputs[rank].lse)) return false;
+    }
+    return a.outputs.size() == b.outputs.size();
+}
+
 // The law of the library: what the ranks return together is what one unsharded attention returns.
 inline void check_exact(const deployment& d) {
     const planted_data data = plant(d);

@@ -34,6 +34,10 @@ struct run_result {
     }
 };
 
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
 // The policy of a deployment, from values where its parts are dynamic.
 template <class Policy>
 Policy policy_for(const deployment& d) {

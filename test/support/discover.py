@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes each test case of a doctest executable a ctest entry. Usage: discover.py EXECUTABLE PREFIX FILE
 
-Writes FILE, which ctest reads. A case with [long] in its name or in the name of its suite gets the label `long`. The
+Writes FILE, which ctest reads. An entry is called after the source file and the case; two files may have cases of one
+name. A case with [long] in its name or in the name of its suite gets the label `long`. The
 discovery that comes with doctest would do, but splits lists of names at half-open intervals such as [a, b).
 """
 
@@ -19,14 +20,15 @@ def quoted(text):
 
 
 def entry(executable, prefix, case):
-    name, suite = case.get("name"), case.get("testsuite") or ""
+    name, suite, source = case.get("name"), case.get("testsuite") or "", pathlib.Path(case.get("filename"))
     chosen = name.replace("\\", "\\\\").replace(",", "\\,")
-    test = quoted(prefix + name)
+    test = quoted(f"{prefix}{source.stem.removesuffix('_test')}/{name}")
     # A name that doctest does not find again runs nothing, which must not count as a pass.
     properties = f"TIMEOUT {TIMEOUT_SECONDS} FAIL_REGULAR_EXPRESSION \"test cases: +0 [|]\""
     if "[long]" in name or "[long]" in suite:
         properties += " LABELS long"
-    return (f"add_test({test} {quoted(executable)} {quoted('--test-case=' + chosen)})\n"
+    arguments = [executable, f"--source-file=*/{source.name}", f"--test-case={chosen}"]
+    return (f"add_test({test} {' '.join(map(quoted, arguments))})\n"
             f"set_tests_properties({test} PROPERTIES {properties})\n")
 
 
@@ -34,11 +36,11 @@ def main():
     executable, prefix, file = sys.argv[1:]
     listing = subprocess.run([executable, "--list-test-cases", "--reporters=xml"], check=True, capture_output=True)
     cases = xml.etree.ElementTree.fromstring(listing.stdout).findall("TestCase")
-    names = [case.get("name") for case in cases]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated or not cases:
-        sys.exit(f"{executable}: test cases that share a name: {', '.join(repeated)}" if cases else
-                 f"{executable} has no test cases")
+    if not cases:
+        sys.exit(f"{executable} has no test cases")
+    names = [(case.get("filename"), case.get("name")) for case in cases]
+    for name in {name for name in names if names.count(name) > 1}:
+        sys.exit(f"two test cases of {name[0]} are called: {name[1]}")
     pathlib.Path(file).write_text("".join(entry(executable, prefix, case) for case in cases))
 
 

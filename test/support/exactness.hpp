@@ -48,7 +48,9 @@ inline float factor_of(const deployment& d, const planted_data& data, bool is_va
     }
     float largest = 0.0F;
     for (std::int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(row[i]));
+    // Types with the range of fp32 need no factor.
     const number_format& format = format_of(d.kv_element);
+    if (format.exponent_bits == 8) return 1.0F;
     return largest > 0.0F ? largest / static_cast<float>(value_of(format, format.largest())) : 1.0F;
 }
 
