@@ -1,6 +1,7 @@
 #include "options.hpp"
 
 #include <cstdlib>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 
@@ -17,12 +18,21 @@ constexpr const char* notes =
     "fewer, so that lengths differ.\n"
     "Exit status: 0 right, 1 wrong result, 2 wrong usage, illegal configuration or too little memory.";
 
+// The parts of "a,b,c".
+std::vector<std::string> separated(const std::string& text) {
+    std::vector<std::string> parts;
+    std::istringstream stream(text + ",");
+    for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+    return parts;
+}
+
 } // namespace
 
 options parse_options(int argc, char** argv) {
     options given;
     CLI::App app(about, "decode_1m");
     app.footer(notes);
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // so that scripts have defaults
     const auto number = [&app](const char* name, auto& to, std::int64_t most, const char* description) {
         return app.add_option(name, to, description)->check(CLI::Range(std::int64_t{1}, most));
     };
@@ -34,9 +44,13 @@ options parse_options(int argc, char** argv) {
     number("--pcp", given.pcp, 256, "PCP size");
     number("--interleave", given.interleave, std::int64_t{1} << 40, "consecutive tokens on one rank (16)");
     number("--block-size", given.block_size, std::int64_t{1} << 40, "tokens of a block of the paged cache (16)");
-    app.add_option("--merge", given.merges, "ag_rs, ag_ar or a2a; several with commas are run one after another (a2a)")
-        ->delimiter(',')
-        ->check(CLI::IsMember({"ag_rs", "ag_ar", "a2a"}));
+    std::string merges = "a2a";
+    app.add_option("--merge", merges, "ag_rs, ag_ar or a2a; several with commas are run one after another (a2a)")
+        ->check([](const std::string& text) {
+            for (const std::string& name : separated(text))
+                if (name != "ag_rs" && name != "ag_ar" && name != "a2a") return "there is no merge '" + name + "'";
+            return std::string();
+        });
     app.add_option("--placement", given.placement, "own_heads, scattered or all_heads: what a rank holds in the end")
         ->check(CLI::IsMember({"own_heads", "scattered", "all_heads"}));
     number("--q-heads", given.q_heads, many, "query heads of the model (64, mla 128)");
@@ -62,6 +76,7 @@ options parse_options(int argc, char** argv) {
     } catch (const CLI::ParseError& problem) {
         std::exit(app.exit(problem) == 0 ? 0 : 2);
     }
+    given.merges = separated(merges);
     return given;
 }
 

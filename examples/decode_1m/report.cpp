@@ -104,7 +104,7 @@ void print_reference(const problem& all, const reference& right) {
 }
 
 void print_verdicts(const problem& all, const facts& known, const std::vector<verdict>& verdicts) {
-    constexpr const char* line = "  {:<6} {:>11} {:>8} {:>12} {:>9} {:>8} {:>7} {:>7} {:>9} {:>9}  {}\n";
+    constexpr const char* line = "  {:<6} {:>11} {:>8} {:>12} {:>9} {:>8} {:>7} {:>7} {:>9} {:>9}{}\n";
     fmt::print("\n");
     fmt::print(line, "", "collectives", "launches", "bytes sent", "ms a step", "KV read", "of the", "", "largest",
                "relative", "");
@@ -116,7 +116,7 @@ void print_verdicts(const problem& all, const facts& known, const std::vector<ve
         fmt::print(line, one.merge, one.collectives, one.launches, grouped(one.bytes_sent),
                    fmt::format("{:.4g}", one.median_seconds * 1e3), fmt::format("{:.3g}", one.read_rate / 1e9),
                    of_ceiling, fmt::format("{:.3g}", one.flop_rate / 1e9), fmt::format("{:.1e}", one.worst.max_abs),
-                   fmt::format("{:.1e}", one.worst.relative_l2), one.pass ? "pass" : "FAIL");
+                   fmt::format("{:.1e}", one.worst.relative_l2), one.pass ? "  pass" : "  FAIL");
     }
     double worst = 0.0;
     for (const verdict& one : verdicts) {

@@ -20,7 +20,9 @@
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/comm/communicator.hpp>
 #include <ctxpar/core/workspace.hpp>
+#include <ctxpar/decode/buffers.hpp>
 #include <ctxpar/decode/checks.hpp>
+#include <ctxpar/decode/place.hpp>
 #include <ctxpar/decode/shape.hpp>
 #include <ctxpar/decode/step.hpp>
 #include <ctxpar/layout/kv_view.hpp>
@@ -131,10 +133,11 @@ public:
         }
         const auto own = policy_.merging.partials(step.shape, place(), memory.merge);
         attend(step, memory, all_q, cache, own.out, own.lse_out, options, stream);
+        const merge_call<Out, LseBase> call = call_of(step, options, out);
         if (step.shape.ranks == 1) {
-            merge_alone(own, call_of(step, options, out, head_range{0, out.heads}), stream);
+            detail::merge_alone(backend_, own, call, stream);
         } else {
-            merge_and_place(step, memory, out, options, stream);
+            detail::merge_and_place(groups_, backend_, policy_.merging, memory, call, stream);
         }
     }
 
@@ -144,61 +147,12 @@ public:
 
     // Heads of Q and of the output on this rank.
     std::int64_t query_heads() const { return shape_.replicated_q ? mesh_.gathered_heads() : mesh_.heads_per_rank(); }
-    std::int64_t output_heads() const { return wanted().count(); }
+    std::int64_t output_heads() const { return placed().count(); }
 
 private:
-    // Whether the backend attends with a callable that is prepared once a plan.
-    static constexpr bool brings_attention = requires(Backend b, const attention_plan& plan, stream_type stream) {
-        b.prepare(plan, stream);
-    };
+    using buffers = detail::decode_buffers<Policy, Backend>;
 
-    using partial_element = typename Policy::partial_element;
-    using merge_buffers =
-        decltype(std::declval<const typename Policy::merge_type&>().template carve<partial_element, partial_base>(
-            std::declval<carver&>(), std::declval<exchange_shape>()));
-
-    // Everything in a workspace. Laid out for the largest step, so that it does not move from step to step.
-    struct buffers {
-        step_arrays arrays;
-        element* queries = nullptr; // [m][R][Hl][dq]
-        merge_buffers merge;
-        void* restored = nullptr; // [ranks of the restoring group][R][Hg/N][dv] of the output type
-        float* restored_lse = nullptr;
-        lse<partial_base>* own_lse = nullptr; // [R][Hg], for N = 1
-        attend_scratch scratch;
-        void* callable = nullptr; // of an attention callable
-        std::size_t bytes = 0;
-    };
-
-    buffers carve(void* base) const {
-        const exchange_shape shape =
-            detail::exchange_of(policy_, shape_, mesh_, shape_.max_rows, Backend::dense_partials);
-        carver memory(base);
-        buffers all;
-        all.arrays = detail::carve_step(memory, shape_, shape.ranks);
-        const bool gathers = !shape_.replicated_q && shape.distinct_tp > 1;
-        all.queries = memory.take<element>(gathers ? shape.rows * shape.gathered_heads * shape.query_width : 0);
-        all.merge = policy_.merging.template carve<partial_element, partial_base>(memory, shape);
-        const std::int64_t vectors =
-            restore().size > 1 ? restore().size * shape.rows * (shape.gathered_heads / shape.ranks) : 0;
-        all.restored = memory.take<std::byte>(vectors * shape.value_width * shape.output_bytes);
-        all.restored_lse = memory.take<float>(shape.merged_lse ? vectors : 0);
-        const std::int64_t states = shape.rows * shape.gathered_heads;
-        all.own_lse = memory.take<lse<partial_base>>(shape.ranks == 1 ? states : 0);
-        const std::int64_t splits = Backend::splits_keys && shape_.max_splits > 1 ? shape_.max_splits : 0;
-        all.scratch.max_splits = shape_.max_splits;
-        all.scratch.split_out = memory.take<float>(splits * states * shape.value_width);
-        all.scratch.split_lse = memory.take<natural_lse>(splits * states);
-        all.scratch.thread_floats = backend_.attend_thread_floats(shape.query_width, shape.value_width);
-        all.scratch.threads = memory.take<float>(all.scratch.thread_floats * backend_.threads());
-        if constexpr (brings_attention) {
-            const std::size_t bytes = backend_.plan_bytes(shape_.max_rows, shape_.max_requests, shape.gathered_heads);
-            all.callable = memory.take<std::byte>(static_cast<std::int64_t>(bytes));
-        }
-        all.bytes = memory.bytes();
-        return all;
-    }
-
+    buffers carve(void* base) const { return detail::carve_decode(policy_, backend_, shape_, mesh_, base); }
     std::int64_t place() const { return group_rank(groups_.kv); }
     shard part() const { return {law_.ranks, place(), law_.interleave}; }
     head_restore restore() const {
@@ -206,16 +160,7 @@ private:
                           detail::exchange_of(policy_, shape_, mesh_, shape_.max_rows, Backend::dense_partials));
     }
 
-    // The heads of the output, among the Hg gathered ones.
-    head_range wanted() const {
-        const std::int64_t all = mesh_.gathered_heads();
-        if (shape_.placement == output_placement::all_heads) return {0, all};
-        const std::int64_t parts =
-            shape_.placement == output_placement::scattered ? mesh_.sizes().dcp : mesh_.distinct_tp();
-        const std::int64_t heads = all / parts;
-        const std::int64_t at = place() / (mesh_.sizes().dcp / parts);
-        return {at * heads, (at + 1) * heads};
-    }
+    head_range placed() const { return detail::placed_heads(mesh_, shape_.placement, place()); }
 
     decode_step finish_plan(const decode_batch& batch, const detail::batch_facts& facts, std::int64_t longest,
                             const workspace& lent, stream_type stream) {
@@ -233,13 +178,13 @@ private:
         step.schedule = layer_schedule(policy_.merging, step.shape);
         step.digest =
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
-        if (groups_.kv != nullptr && groups_.kv->checks() != check_level::off)
+        if (group_size(groups_.kv) > 1 && groups_.kv->checks() != check_level::off)
             groups_.kv->agree(step.digest, "decode plan", stream);
         const buffers memory = carve(lent.data);
         step.attention = attention_of(step, memory);
         backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, shape_.max_splits, step.part, memory.arrays},
                           stream);
-        if constexpr (brings_attention) backend_.prepare(step.attention, stream);
+        if constexpr (detail::brings_attention<Backend>) backend_.prepare(step.attention, stream);
         return step;
     }
 
@@ -300,71 +245,21 @@ private:
         return dense_view(memory.own_lse, step.rows, mesh_.gathered_heads(), 1);
     }
 
+    // What the output shall hold.
     template <class Out, lse_base LseBase>
     merge_call<Out, LseBase> call_of(const decode_step& step, const layer_options<LseBase>& options,
-                                     const head_view<Out>& out, head_range heads) const {
+                                     const head_view<Out>& out) const {
         merge_call<Out, LseBase> call;
         call.shape = step.shape;
         call.rank = place();
         call.live = step.attention.arrays.live;
         call.live_stride = step.rows;
         call.sinks = options.sinks;
-        call.first_head = call.lse_first_head = heads.first;
+        call.first_head = call.lse_first_head = placed().first;
         call.out = out;
         call.lse_out = options.lse_out;
         call.digest = step.digest;
         return call;
-    }
-
-    // N = 1: one part, which still meets the sinks and has its empty rows masked.
-    template <class P, lse_base Base, class Out, lse_base LseBase>
-    void merge_alone(const partial_views<P, Base>& own, const merge_call<Out, LseBase>& call, stream_type stream) {
-        const void* const out_part = own.out.base;
-        const void* const lse_part = own.lse_out.base;
-        merge_parts<P, Base> parts;
-        parts.out_parts = &out_part;
-        parts.lse_parts = &lse_part;
-        parts.count = 1;
-        parts.out = own.out;
-        parts.lse_in = own.lse_out;
-        parts.live = call.live;
-        parts.live_stride = call.live_stride;
-        parts.sinks = call.sinks;
-        backend_.merge(parts, call.out, call.lse_out, stream);
-    }
-
-    template <class Out, lse_base LseBase>
-    void merge_and_place(const decode_step& step, const buffers& memory, const head_view<Out>& out,
-                         const layer_options<LseBase>& options, stream_type stream) {
-        const exchange_shape& shape = step.shape;
-        Communicator& kv = *groups_.kv;
-        const auto& merge = policy_.merging;
-        const head_restore back = restore_of(merge.scatters_heads(), shape);
-        if (back.size == 1) {
-            merge.run(kv, backend_, call_of(step, options, out, wanted()), memory.merge, stream);
-            return;
-        }
-        // The merge leaves this rank's scattered heads in its place of the gather that follows.
-        Communicator& group = back.group == group_role::kv ? kv : *groups_.heads;
-        const head_range left = scattered_heads(shape, place());
-        const std::int64_t vectors = shape.rows * left.count();
-        Out* const heads = static_cast<Out*>(memory.restored);
-        auto* const lses = reinterpret_cast<lse<LseBase>*>(memory.restored_lse);
-        merge_call<Out, LseBase> call = call_of(
-            step, options,
-            dense_view(heads + group.rank() * vectors * shape.value_width, shape.rows, left.count(), shape.value_width),
-            left);
-        const bool gathers_lse = shape.merged_lse && !merge.knows_all_lse();
-        if (gathers_lse) {
-            call.lse_out = dense_view(lses + group.rank() * vectors, shape.rows, left.count(), 1);
-        } else {
-            call.lse_first_head = wanted().first;
-        }
-        merge.run(kv, backend_, call, memory.merge, stream);
-        restore_heads(group, backend_, heads, out, {"merged heads", scalar_type_of<Out>, step.digest}, stream);
-        if (gathers_lse)
-            restore_heads(group, backend_, lses, options.lse_out, {"merged LSE", scalar_type::f32, step.digest},
-                          stream);
     }
 
     [[no_unique_address]] Policy policy_;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes each test case of a doctest executable a ctest entry. Usage: discover.py EXECUTABLE PREFIX FILE
 
-Writes FILE, which ctest reads. An entry is called after the source file and the case; two files may have cases of one
-name. A case with [long] in its name or in the name of its suite gets the label `long`. The
-discovery that comes with doctest would do, but splits lists of names at half-open intervals such as [a, b).
+Writes FILE, which ctest reads. An entry is called after its source file and its case, since two files may have cases
+of one name. A case with [long] in its name or in the name of its suite gets the label `long`. The discovery that comes
+with doctest loses the cases that stand in its list behind a half-open interval such as [a, b).
 """
 
 import pathlib

@@ -178,15 +178,44 @@ private:
         float keep[pair_block];
         for (std::int64_t i = 0; i < item_.pairs; ++i)
             keep[i] = kernels_.weigh(buffers_.p + i * tile_keys, mask_[i], factors_, cell_[i]);
-        const tile_values tile{buffers_.p,
-                               shared_ ? buffers_.keys : buffers_.values,
-                               shared_ ? q_pad_ : v_pad_,
-                               std::countr_zero(any),
-                               tile_keys - std::countl_zero(any),
-                               keep,
-                               buffers_.cell,
-                               v_pad_};
+        float* const values = shared_ ? buffers_.keys : buffers_.values;
+        const std::int64_t stride = shared_ ? q_pad_ : v_pad_;
+        const std::uint32_t apart = take_out(values, stride, any);
+        const tile_values tile{
+            buffers_.p, values,        stride, std::countr_zero(any), tile_keys - std::countl_zero(any),
+            keep,       buffers_.cell, v_pad_};
         kernels_.add(tile, item_.pairs);
+        for (std::uint32_t rest = apart; rest != 0; rest &= rest - 1)
+            add_apart(first, std::countr_zero(rest), values + std::countr_zero(rest) * stride);
+    }
+
+    // A value that not all pairs see must not reach those that don't, whatever it holds: 0 times NaN is NaN. Zeroes
+    // such values where they are not finite, and returns their keys.
+    std::uint32_t take_out(float* values, std::int64_t stride, std::uint32_t any) const {
+        std::uint32_t all = any;
+        for (std::int64_t i = 0; i < item_.pairs; ++i) all &= mask_[i];
+        std::uint32_t apart = 0;
+        for (std::uint32_t rest = any & ~all; rest != 0; rest &= rest - 1) {
+            float* const value = values + std::countr_zero(rest) * stride;
+            const auto finite = [](float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000U) != 0x7f800000U; };
+            if (std::all_of(value, value + args_.out.width, finite)) continue;
+            std::fill_n(value, args_.out.width, 0.0F);
+            apart |= rest & -rest;
+        }
+        return apart;
+    }
+
+    // Adds key first + t, whose value was taken out, to the pairs that see it; `value` is room for its row.
+    void add_apart(std::int64_t first, std::int64_t t, float* value) {
+        const std::int64_t slot = args_.plan.table.slot(item_.run->request, first + t);
+        const auto& plane = shared_ ? args_.cache.k : args_.cache.v;
+        widen_stored_(plane.at(args_.cache.page_of(slot), args_.cache.token_of(slot), item_.kv_head), args_.out.width,
+                      value);
+        for (std::int64_t i = 0; i < item_.pairs; ++i) {
+            if ((mask_[i] >> t & 1U) == 0) continue;
+            const float weight = buffers_.p[i * tile_keys + t];
+            for (std::int64_t d = 0; d < args_.out.width; ++d) buffers_.cell[i * v_pad_ + d] += weight * value[d];
+        }
     }
 
     // Puts the cell's state into the split's.

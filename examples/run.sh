@@ -1,0 +1,72 @@
+#!/bin/bash
+# Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA, each
+# with all three merges, compared with a double-precision reference. Needs Debian 12, Ubuntu 24.04 or newer.
+#
+#   examples/run.sh                  takes fewer tokens where memory does not suffice
+#   examples/run.sh --tokens 65536   options go to decode_1m; decode_1m --help lists them
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=.cmake/setup.sh
+source .cmake/setup.sh
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+touch "$work/json"
+times=""
+status=0
+
+# timed NAME COMMAND...: runs a command and notes the seconds it took.
+timed() {
+    local name=$1 began=$SECONDS
+    shift
+    "$@"
+    times+=", $name $((SECONDS - began)) s"
+}
+
+build() {
+    echo "Building the examples"
+    if ! { cmake --preset demo && cmake --build --preset demo --parallel "$(build_jobs)"; } >"$work/log" 2>&1; then
+        cat "$work/log" >&2
+        exit 1
+    fi
+}
+
+# decode ARGUMENT...: one run of decode_1m. Its JSON lines are kept for the summary, all others shown.
+decode() {
+    echo
+    build/demo/examples/decode_1m/decode_1m --merge a2a,ag_rs,ag_ar --fit --json "$@" |
+        awk -v json="$work/json" '/^\{/ { print >> json; next } { print; fflush() }' || status=${PIPESTATUS[0]}
+}
+
+# One line for each JSON line.
+summary() {
+    awk '
+        function field(name,    rest) {
+            if (!match($0, "\"" name "\":")) return ""
+            rest = substr($0, RSTART + RLENGTH)
+            sub(/[,}].*/, "", rest)
+            gsub(/"/, "", rest)
+            return rest
+        }
+        {
+            printf "  %-4s %-6s %8d tokens over %d ranks  %7.0f ms a step  %5.1f GB/s  %6.1f GFLOP/s  error %.1e  %s\n",
+                field("attention"), field("merge"), field("tokens"), field("ranks"), field("ms_per_step"),
+                field("read_gb_per_s"), field("gflop_per_s"), field("relative_l2_error"),
+                field("pass") == "true" ? "pass" : "FAIL"
+        }' "$work/json"
+}
+
+timed "set up" ensure_packages g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev
+timed build build
+case " $* " in
+*" --attention"*) timed decode decode "$@" ;;
+*)
+    timed GQA decode --attention gqa "$@"
+    timed MLA decode --attention mla "$@"
+    ;;
+esac
+
+echo
+echo "Summary: $SECONDS s in all${times/,/:}"
+summary
+exit "$status"
