@@ -31,6 +31,9 @@ export CTXPAR_SEED=${CTXPAR_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 fixed_addresses=(setarch "$(uname -m)" -R)
 "${fixed_addresses[@]}" true 2>/dev/null || fixed_addresses=()
 
+# Where there is a ccache, what one clone compiled serves another.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+
 # build PRESET
 build() {
     cmake --preset "$1"

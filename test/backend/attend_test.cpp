@@ -208,6 +208,23 @@ TEST_CASE("NaN in a key or value that a row sees is visible in that row, and in 
     }
 }
 
+TEST_CASE("NaN in a latent row is visible in the rows that see it, and in no other") {
+    attend_sizes sizes;
+    sizes.latent = true;
+    sizes.query_width = 26;
+    sizes.value_width = 20;
+    sizes.group = 5;
+    for (const std::int64_t column : {3, 23}) { // in the latent part, which is the value, and in the rope part
+        float_case given(sizes, {{40, {interval(0, 39), interval(0, 40), interval(5, 40)}}}, course::random, 68);
+        given.key(0, 39, 0)[column] = std::numeric_limits<float>::quiet_NaN();
+        for (const cpu::isa set : instruction_sets()) {
+            const auto got = given.run<float>({1, set});
+            for (std::size_t at = 0; at < 15; ++at) CHECK(std::isnan(got.lse[at].value) == (at >= 5));
+            for (std::size_t at = 0; at < 15 * 20; ++at) CHECK(std::isnan(got.out[at]) == (at >= 100));
+        }
+    }
+}
+
 TEST_CASE("Splits of the keys change nothing beyond rounding") {
     const std::vector<attend_request> requests = {{14000, {interval(0, 13998), interval(100, 14000)}},
                                                   {5000, {interval(4100, 5000)}},

@@ -330,3 +330,19 @@ TEST_CASE("running ranks throws the first exception that has a cause of its own"
     CHECK_THROWS_WITH_AS(run([](local_communicator& comm) { local_communicator gone(std::move(comm)); }),
                          doctest::Contains("moved"), config_error);
 }
+
+TEST_CASE("an exception with a cause of its own goes before earlier consequences") {
+    std::atomic<bool> other_ended = false;
+    const auto work = [&](local_communicator& comm) {
+        if (comm.rank() == 0) {
+            CHECK(code_of([&] { gather(comm, 10); }) == "peer_error");
+            other_ended = true;
+            gather(comm, 10);
+        }
+        comm.fail("told before it is thrown");
+        while (!other_ended) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(50ms);
+        throw std::logic_error("the cause");
+    };
+    CHECK_THROWS_WITH_AS(run_local_ranks(2, {}, work), "the cause", std::logic_error);
+}

@@ -342,7 +342,8 @@ TEST_CASE("a communicator outlives its world and may be moved, between collectiv
             alone = std::move(moved);
             local_communicator& self = alone;
             alone = std::move(self);
-            right[r] = all && alone.size() == 2 && gathers(alone, 9, 2, true);
+            all = all && alone.size() == 2 && alone.bytes_sent() == 8 + sizeof shown;
+            right[r] = gathers(alone, 9, 2, true) && all;
         });
     for (std::thread& thread : threads) thread.join();
     CHECK((right[0] && right[1]));

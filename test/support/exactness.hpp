@@ -139,14 +139,16 @@ inline expectation expected(const deployment& d, const planted_data& data) {
     const auto cells = static_cast<std::size_t>(want.rows * d.q_heads);
     want.out.resize(cells * static_cast<std::size_t>(d.value_width), 0.0);
     want.lse.resize(cells, minus_infinity);
-    want.magnitude.resize(want.magnitude.empty() ? 0 : want.out.size(), 0.0);
+    want.magnitude.resize(d.partials == partial::output ? want.out.size() : 0, 0.0);
     return want;
 }
 
 // Distances as shares of what is allowed: a result is right where both are at most 1.
 struct distance {
-    double out = 0.0;
-    double lse = 0.0;
+    double out = 0.0;              // of all outputs together
+    double lse = 0.0;              // the largest of all LSEs
+    std::int64_t num_lses = 0;     // compared
+    std::int64_t lses_too_far = 0; // of those, further off than allowed
     bool right() const { return out <= 1.0 && lse <= 1.0; }
 };
 
@@ -156,8 +158,18 @@ struct distance {
 // once more, where the sum is sent back. The last one is of the sum, which is no larger than the shares together.
 inline constexpr double exact_bound = 2e-6;
 
-inline double half_ulp(scalar_type type) {
-    return type == scalar_type::bf16 ? std::ldexp(1.0, -9) : (type == scalar_type::f16 ? std::ldexp(1.0, -12) : 0.0);
+// Half a unit in the last place of a value in a narrow type; 0 for fp32, whose roundings are part of the bound.
+inline double half_ulp(scalar_type type, double value) {
+    const number_format& format = format_of(type);
+    if (type == scalar_type::f32 || value == 0.0) return 0.0;
+    return std::ldexp(1.0, std::max(std::ilogb(value), 1 - format.bias()) - format.mantissa_bits - 1);
+}
+
+// The roundings of a shard's share on its way to the result. One rank merges where there is something to merge with.
+inline double part_roundings(const deployment& d) {
+    if (d.partials == partial::fp32) return 0.0;
+    if (d.dcp() == 1) return d.sinks ? 1.0 : 0.0;
+    return d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_rs ? 2.0 : 3.0);
 }
 
 inline double ulp_of(double value) {
@@ -185,9 +197,7 @@ inline double lse_distance(double natural, double got, lse_base base) {
 
 // How far all ranks' outputs together are from the reference.
 inline distance distance_between(const deployment& d, const expectation& want, const std::vector<rank_output>& got) {
-    const double narrow_out = half_ulp(d.output);
-    const double narrow_parts = d.partials == partial::output && d.dcp() > 1 ? half_ulp(d.element) : 0.0;
-    const double part_roundings = d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_rs ? 2.0 : 3.0);
+    const double largest = part_roundings(d) * half_ulp(d.element, 1.0); // of a share, relative
     double error = 0.0, norm = 0.0, roundings = 0.0;
     distance result;
     for (std::size_t rank = 0; rank < got.size(); ++rank) {
@@ -195,16 +205,18 @@ inline distance distance_between(const deployment& d, const expectation& want, c
         for (std::int64_t i = 0; i < want.rows * held.count; ++i) {
             const std::int64_t at = i / held.count * d.q_heads + held.first + i % held.count;
             const double lse = want.lse[static_cast<std::size_t>(at)];
-            if (d.merged_lse)
-                result.lse =
-                    std::max(result.lse, detail::lse_distance(lse, got[rank].lse[static_cast<std::size_t>(i)], d.lse));
+            if (d.merged_lse) {
+                const double far = detail::lse_distance(lse, got[rank].lse[static_cast<std::size_t>(i)], d.lse);
+                result.lse = std::max(result.lse, far);
+                ++result.num_lses;
+                result.lses_too_far += far > 1.0 ? 1 : 0;
+            }
             for (std::int64_t x = 0; x < d.value_width; ++x) {
                 const auto element = static_cast<std::size_t>(at * d.value_width + x);
                 const double right = want.out[element];
                 const double wrong = got[rank].out[static_cast<std::size_t>(i * d.value_width + x)] - right;
                 const double rounding =
-                    narrow_out * std::fabs(right) +
-                    (narrow_parts > 0.0 ? narrow_parts * part_roundings * want.magnitude[element] : 0.0);
+                    half_ulp(d.output, right) + (largest > 0.0 ? largest * want.magnitude[element] : 0.0);
                 error += wrong * wrong;
                 norm += right * right;
                 roundings += rounding * rounding;

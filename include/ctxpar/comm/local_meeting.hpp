@@ -312,9 +312,8 @@ private:
     const check_level checks_;
 
     std::mutex mutex_;
-    std::condition_variable
-        changed_;                   // a round was sealed or completed, or there is a failure, or its last reader ended
-    std::vector<local_call> calls_; // of the current round; read without the mutex while it is sealed, not completed
+    std::condition_variable changed_; // a round was sealed or completed, the world died, or its last reader ended
+    std::vector<local_call> calls_;   // of the current round; read without the mutex while it is sealed, not completed
     std::vector<rank_state> ranks_;
     std::vector<const void*> pointers_; // of the current publication
     int num_arrived_ = 0;

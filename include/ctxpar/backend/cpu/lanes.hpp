@@ -170,9 +170,7 @@ CTXPAR_INLINE void pair_lanes(const floats<W>& a, const floats<W>& b, floats<W>&
 // Overwrites acc.
 template <int W>
 CTXPAR_INLINE void add_across(floats<W> (&acc)[W], floats<W>& sums) {
-#pragma GCC unroll 4
     for (int count = W; count > 1; count /= 2) {
-#pragma GCC unroll 8
         for (int i = 0; i < count / 2; ++i) {
             floats<W> even;
             floats<W> odd;

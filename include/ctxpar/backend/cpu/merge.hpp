@@ -33,25 +33,30 @@ void write_lse(const head_view<lse<To>>& out, std::int64_t row, std::int64_t hea
     if (out.base != nullptr) *out.at(row, head) = lse_cast<To>(value);
 }
 
-// One row, all heads: out = sum_i weight_i * O_i.
+// One row, all heads: out = sum_i weight_i * O_i. A broken LSE makes the row NaN, whatever the payloads are.
 template <class P, class Out, lse_base Base, lse_base OutBase>
 void merge_row(const merge_parts<P, Base>& parts, std::int64_t row, const head_view<Out>& out,
                const head_view<lse<OutBase>>& lse_out) {
     constexpr std::int64_t step = 64;
+    float weight[max_merge_parts];
+    bool read[max_merge_parts];
     for (std::int64_t head = 0; head < out.heads; ++head) {
         const merge_weights<Base> weights = weights_of(parts, row, head);
+        for (std::int64_t i = 0; i < parts.count; ++i) {
+            const lse<Base> part = parts.lse_of(i, row, head);
+            read[i] = !weights.broken() && weights.has_weight(part, parts.empty(i, row));
+            weight[i] = weights.weight(part, parts.empty(i, row));
+        }
+        const float start = weights.broken() ? weights.result().value : 0.0F;
         Out* to = out.at(row, head);
         for (std::int64_t d0 = 0; d0 < out.width; d0 += step) {
             const std::int64_t columns = std::min(step, out.width - d0);
-            float sum[step] = {};
-            // A broken LSE makes the row NaN even where the shard that broke has no payload worth reading.
-            if (weights.broken()) std::fill_n(sum, columns, weights.result().value);
-            for (std::int64_t i = 0; i < parts.count && !weights.broken(); ++i) {
-                const lse<Base> part = parts.lse_of(i, row, head);
-                if (!weights.has_weight(part, parts.empty(i, row))) continue;
-                const float weight = weights.weight(part);
+            float sum[step];
+            std::fill_n(sum, step, start);
+            for (std::int64_t i = 0; i < parts.count; ++i) {
+                if (!read[i]) continue;
                 const P* from = parts.vector(i, row, head) + d0;
-                for (std::int64_t d = 0; d < columns; ++d) sum[d] += weight * static_cast<float>(from[d]);
+                for (std::int64_t d = 0; d < columns; ++d) sum[d] += weight[i] * static_cast<float>(from[d]);
             }
             for (std::int64_t d = 0; d < columns; ++d) to[d0 + d] = static_cast<Out>(sum[d]);
         }
