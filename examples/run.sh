@@ -1,6 +1,6 @@
 #!/bin/bash
-# Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA, each
-# with all three merges, compared with a double-precision reference. Needs Debian 12, Ubuntu 24.04 or newer.
+# Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA,
+# each with all three merges, compared with a double-precision reference. Needs Debian 12, Ubuntu 24.04 or newer.
 #
 #   examples/run.sh                  takes fewer tokens where memory does not suffice
 #   examples/run.sh --tokens 65536   options go to decode_1m; decode_1m --help lists them

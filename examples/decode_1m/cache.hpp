@@ -4,10 +4,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
+#include <ctxpar/core/error.hpp>
 #include <ctxpar/core/numeric.hpp>
+#include <ctxpar/core/view.hpp>
 #include <ctxpar/layout/kv_view.hpp>
 #include <ctxpar/layout/paged.hpp>
 
@@ -31,6 +35,9 @@ void store_exact(const std::vector<float>& from, E* to) {
 
 // The block ids of all requests, in an order as a pool in use would have it; the same on every rank.
 inline std::vector<std::int32_t> scattered_blocks(std::int64_t blocks) {
+    constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+    ctxpar::require(blocks <= most, "block_size", "the requests have ", blocks,
+                    " blocks, and their ids have 32 bits: ", most, " are the most; take larger blocks");
     auto stride = static_cast<std::int64_t>(0.618 * static_cast<double>(blocks)) | 1;
     while (std::gcd(stride, blocks) != 1) stride += 2;
     std::vector<std::int32_t> ids(static_cast<std::size_t>(blocks));

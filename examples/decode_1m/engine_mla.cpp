@@ -1,4 +1,4 @@
-#include "step.hpp"
+#include "sharded_engine.hpp"
 
 #include <ctxpar/attention/mla.hpp>
 

@@ -98,42 +98,4 @@ std::int64_t decode_rank<Attention>::one_step(decoder_type& decoder, const ctxpa
     return all_.injected == fault::double_newest ? all_.layers : 0;
 }
 
-// The engine of one attention policy: a cache for every rank, and the ranks' calls.
-template <class Attention>
-class sharded_engine final : public engine {
-public:
-    sharded_engine(const problem& all, const kv_data& data, const Attention& attention)
-        : all_(all), data_(data), attention_(attention),
-          blocks_(scattered_blocks(all.requests * all.blocks_per_request())),
-          caches_(static_cast<std::size_t>(all.ranks().world_size())) {}
-
-    void fill(ctxpar::local_communicator& world, const std::vector<std::string>& merges, progress& bar) override {
-        decode_rank<Attention> own = here(world);
-        for (const std::string& merge : merges) (void)own.make_decoder(merge);
-        caches_[static_cast<std::size_t>(world.rank())].allocate(all_);
-        auto decoder = own.make_decoder(merges.front());
-        own.fill(decoder, bar);
-    }
-
-    void decode(ctxpar::local_communicator& world, record& to) override { here(world).decode(to); }
-
-    std::vector<std::span<const std::byte>> pools() const override {
-        std::vector<std::span<const std::byte>> all;
-        for (const auto& cache : caches_)
-            for (const pool& each : cache.pools()) all.emplace_back(each.data(), each.bytes());
-        return all;
-    }
-
-private:
-    decode_rank<Attention> here(ctxpar::local_communicator& world) {
-        return {all_, data_, attention_, caches_[static_cast<std::size_t>(world.rank())], blocks_, world};
-    }
-
-    const problem& all_;
-    const kv_data& data_;
-    Attention attention_;
-    std::vector<std::int32_t> blocks_;
-    std::vector<rank_cache<Attention>> caches_;
-};
-
 } // namespace demo

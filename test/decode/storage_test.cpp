@@ -38,8 +38,8 @@ TEST_CASE("16-bit and fp32 caches are read exactly") {
 
 TEST_CASE("8-bit caches are read and written with their scales") {
     for (const scalar_type type : {scalar_type::e4m3, scalar_type::e5m2}) {
-        for (const scale_choice scales :
-             {scale_choice::none, scale_choice::tensor, scale_choice::head, scale_choice::token}) {
+        for (const scale_choice scales : {scale_choice::none, scale_choice::tensor, scale_choice::head,
+                                          scale_choice::token, scale_choice::shared_token}) {
             for (const std::int64_t n : {1, 2, 4}) {
                 deployment d = base();
                 d.sizes = {2, n, n, 1, 1, 1};

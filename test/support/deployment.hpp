@@ -24,7 +24,8 @@ enum class pool_layout { nhd, hnd, gaps, joint_nhd, joint_hnd, stacked_nhd, stac
 
 enum class table_form { i32, u32, i64, csr };
 
-enum class scale_choice { none, tensor, head, token };
+// shared_token: one factor a token for all KV heads of a rank.
+enum class scale_choice { none, tensor, head, token, shared_token };
 
 struct deployment {
     // Model. MLA: value_width is the latent width, key_width latent and rope together.

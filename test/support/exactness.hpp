@@ -34,38 +34,37 @@ struct cached_sequence {
 
 namespace detail {
 
-inline float factor_of(const deployment& d, const planted_data& data, bool is_value, std::int64_t head,
-                       const float* row, std::int64_t width) {
-    switch (d.scales) {
-    case scale_choice::tensor:
-        return is_value && !d.is_mla ? 0.03F : 0.05F;
-    case scale_choice::head:
-        return data.head_scales[static_cast<std::size_t>((is_value && !d.is_mla ? d.kv_heads : 0) + head)];
-    case scale_choice::token:
-        break;
-    case scale_choice::none:
-        return 1.0F;
-    }
-    float largest = 0.0F;
-    for (std::int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(row[i]));
+// The factor of one cell of a plane, cells being (token, head).
+inline float factor_of(const deployment& d, const planted_data& data, bool is_value, std::int64_t cell,
+                       const std::vector<float>& plane, std::int64_t width) {
+    const std::int64_t head = cell % d.kv_heads;
+    const bool of_values = is_value && !d.is_mla;
+    if (d.scales == scale_choice::none) return 1.0F;
+    if (d.scales == scale_choice::tensor) return of_values ? 0.03F : 0.05F;
+    if (d.scales == scale_choice::head)
+        return data.head_scales[static_cast<std::size_t>((of_values ? d.kv_heads : 0) + head)];
     // Types with the range of fp32 need no factor.
     const number_format& format = format_of(d.kv_element);
     if (format.exponent_bits == 8) return 1.0F;
+    // Of the cell, or of all heads that lie on the same rank.
+    const std::int64_t held = d.scales == scale_choice::token ? 1 : std::max<std::int64_t>(1, d.kv_heads / d.sizes.tp);
+    const std::int64_t first = cell / held * held;
+    float largest = 0.0F;
+    for (std::int64_t i = first * width; i < (first + held) * width; ++i)
+        largest = std::max(largest, std::fabs(plane[static_cast<std::size_t>(i)]));
     return largest > 0.0F ? largest / static_cast<float>(value_of(format, format.largest())) : 1.0F;
 }
 
 inline void cache_plane(const deployment& d, const planted_data& data, bool is_value, std::int64_t width,
                         const std::vector<float>& from, std::vector<float>& stored, std::vector<float>& factors) {
-    const std::size_t cells = from.size() / static_cast<std::size_t>(width);
     stored = from;
     if (d.scales == scale_choice::none && d.kv_element == d.element) return;
-    factors.resize(cells);
-    for (std::size_t cell = 0; cell < cells; ++cell) {
-        float* row = stored.data() + cell * static_cast<std::size_t>(width);
-        const auto head = static_cast<std::int64_t>(cell) % d.kv_heads;
-        factors[cell] = factor_of(d, data, is_value, head, row, width);
-        for (std::int64_t i = 0; i < width; ++i)
-            row[i] = static_cast<float>(rounded_to(format_of(d.kv_element), row[i] / factors[cell]));
+    factors.resize(from.size() / static_cast<std::size_t>(width));
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        const auto cell = static_cast<std::int64_t>(i);
+        factors[i] = factor_of(d, data, is_value, cell, from, width);
+        for (float* x = stored.data() + cell * width; x < stored.data() + (cell + 1) * width; ++x)
+            *x = static_cast<float>(rounded_to(format_of(d.kv_element), *x / factors[i]));
     }
 }
 

@@ -126,29 +126,30 @@ private:
         return view;
     }
 
-    // One factor a (token, head) for keys and one for values; MLA has one row and so one factor.
+    // Factors of keys and of values; MLA has one row, whose values are read with the factor of its key.
     void set_scales(const deployment& d, heads_held heads, const std::vector<float>& of_heads) {
         float* const place = reinterpret_cast<float*>(memory_.data() + scales_at());
+        const auto set_both = [&](const kv_scale& keys, const kv_scale& values) {
+            view_.k_scale = keys;
+            if (!mla_) view_.v_scale = values;
+        };
         const std::int64_t tokens = pages_ * page_size_;
         switch (d.scales) {
         case scale_choice::none:
             return;
         case scale_choice::tensor:
-            view_.k_scale = per_tensor(0.05F);
-            view_.v_scale = mla_ ? view_.k_scale : per_tensor(0.03F);
-            return;
+            return set_both(per_tensor(0.05F), per_tensor(0.03F));
         case scale_choice::head:
             for (std::int64_t i = 0; i < heads_; ++i) {
                 place[i] = of_heads[static_cast<std::size_t>(heads.first + i)];
                 place[heads_ + i] = of_heads[static_cast<std::size_t>(d.kv_heads + heads.first + i)];
             }
-            view_.k_scale = per_head(place);
-            view_.v_scale = mla_ ? view_.k_scale : per_head(place + heads_);
-            return;
+            return set_both(per_head(place), per_head(place + heads_));
         case scale_choice::token:
-            view_.k_scale = per_token(place, page_size_ * heads_, heads_, 1);
-            view_.v_scale = mla_ ? view_.k_scale : per_token(place + tokens * heads_, page_size_ * heads_, heads_, 1);
-            return;
+            return set_both(per_token(place, page_size_ * heads_, heads_, 1),
+                            per_token(place + tokens * heads_, page_size_ * heads_, heads_, 1));
+        case scale_choice::shared_token:
+            return set_both(per_token(place, page_size_, 1, 0), per_token(place + tokens, page_size_, 1, 0));
         }
     }
 

@@ -35,7 +35,8 @@ inline void draw_model(deployment& d, random_numbers& random) {
     }
     const bool can_scale = d.kv_element == scalar_type::e4m3 || d.kv_element == scalar_type::e5m2;
     if (can_scale || random.below(4) == 0)
-        d.scales = random.one_of({scale_choice::none, scale_choice::tensor, scale_choice::head, scale_choice::token});
+        d.scales = random.one_of({scale_choice::none, scale_choice::tensor, scale_choice::head, scale_choice::token,
+                                  scale_choice::shared_token});
 }
 
 inline void draw_ranks(deployment& d, random_numbers& random) {
