@@ -123,7 +123,7 @@ inline local_call all_to_all_call(int size, const void* send, std::span<const st
 // --- Words for errors ------------------------------------------------------------------------------------------------
 
 // "all_gather of queries"
-inline std::string operation_text(const local_call& call) {
+[[gnu::cold]] inline std::string operation_text(const local_call& call) {
     const std::string what = call.note.what == nullptr ? "data" : call.note.what;
     switch (call.operation) {
     case local_operation::all_gather:
@@ -146,14 +146,14 @@ inline std::string operation_text(const local_call& call) {
     return "wait";
 }
 
-inline std::string hex_text(std::uint64_t value) {
+[[gnu::cold]] inline std::string hex_text(std::uint64_t value) {
     char text[24];
     std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
     return text;
 }
 
 // "all_gather of queries (4096 bytes, bf16)", and the digest where that is what the error is about.
-inline std::string call_text(const local_call& call, bool with_digest) {
+[[gnu::cold]] inline std::string call_text(const local_call& call, bool with_digest) {
     const std::string digest = with_digest ? ", digest " + hex_text(call.note.digest) : "";
     switch (call.operation) {
     case local_operation::agree:
@@ -169,7 +169,7 @@ inline std::string call_text(const local_call& call, bool with_digest) {
 }
 
 // "rank 3" or "ranks 0-2, 5" of ascending ranks.
-inline std::string ranks_text(const std::vector<int>& ranks) {
+[[gnu::cold]] inline std::string ranks_text(const std::vector<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     for (std::size_t first = 0; first < ranks.size();) {
         std::size_t last = first;
@@ -182,7 +182,8 @@ inline std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 // "ranks 0-2 called all_gather of queries (4096 bytes, bf16), rank 3 called release" of the ranks listed.
-inline std::string calls_text(std::span<const local_call> calls, const std::vector<int>& ranks, bool with_digest) {
+[[gnu::cold]] inline std::string calls_text(std::span<const local_call> calls, const std::vector<int>& ranks,
+                                            bool with_digest) {
     std::vector<std::pair<std::string, std::vector<int>>> groups; // by what was called, in order of their first rank
     for (const int rank : ranks) {
         const std::string called = call_text(calls[static_cast<std::size_t>(rank)], with_digest);

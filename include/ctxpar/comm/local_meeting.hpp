@@ -226,7 +226,7 @@ private:
     }
 
     // Groups of the ranks of each color >= 0, ordered by (key, rank).
-    void make_groups() {
+    [[gnu::cold]] void make_groups() {
         std::vector<std::tuple<int, int, int>> members; // color, key, rank
         for (int rank = 0; rank < size(); ++rank) {
             const local_call& call = calls_[static_cast<std::size_t>(rank)];
@@ -266,7 +266,7 @@ private:
         changed_.notify_all();
     }
 
-    std::string arrived_text() const {
+    [[gnu::cold]] std::string arrived_text() const {
         return calls_text(calls_, ranks_that([](const rank_state& state) { return state.arrived; }), false);
     }
 
@@ -289,8 +289,8 @@ private:
     }
 
     // The first failure at the first time, "dead" from then on.
-    [[noreturn]] void raise_failure(std::unique_lock<std::mutex>& lock, int rank, const local_call& call,
-                                    clock::time_point start) {
+    [[noreturn, gnu::cold]] void raise_failure(std::unique_lock<std::mutex>& lock, int rank, const local_call& call,
+                                               clock::time_point start) {
         rank_state& self = at(rank);
         if (end_publication(self)) changed_.wait_until(lock, start + timeout_, [&] { return num_published_ == 0; });
         lock.unlock();
@@ -302,8 +302,8 @@ private:
     }
 
     // Once failed: no lock needed.
-    [[noreturn]] void raise_error(const std::string& code, int rank, const std::string& operation,
-                                  const std::string& text, clock::time_point start) const {
+    [[noreturn, gnu::cold]] void raise_error(const std::string& code, int rank, const std::string& operation,
+                                             const std::string& text, clock::time_point start) const {
         raise(comm_error({code, rank, failure_.peer, operation, failure_.expected, failure_.got, milliseconds(start)},
                          sentence("rank ", rank, " in ", operation, ": ", text)));
     }

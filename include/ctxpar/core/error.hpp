@@ -113,18 +113,18 @@ private:
     bool negative_ = false;
 };
 
-inline std::string join_parts(std::initializer_list<sentence_part> parts) {
+[[gnu::cold]] inline std::string join_parts(std::initializer_list<sentence_part> parts) {
     std::string whole;
     for (const sentence_part& part : parts) part.append_to(whole);
     return whole;
 }
 
-[[noreturn]] inline void refuse(const char* code, std::initializer_list<sentence_part> parts) {
+[[noreturn, gnu::cold]] inline void refuse(const char* code, std::initializer_list<sentence_part> parts) {
     raise(config_error(code, join_parts(parts)));
 }
 
 // "1, 2, 4" of {1, 2, 4}.
-inline std::string join(const std::vector<std::int64_t>& values) {
+[[gnu::cold]] inline std::string join(const std::vector<std::int64_t>& values) {
     std::string text;
     for (const std::int64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
     return text;
