@@ -16,7 +16,8 @@ std::uint64_t seed_of_environment() {
 }
 
 // A score of 10 is a sum of products whose roundings may add up to more than the two units in the last place that an
-// LSE of 10 is allowed. That is rare: one in 100,000 LSEs, and none is off by twice as much.
+// LSE of 10 is allowed. That is rare, about one in 100,000 LSEs: more than one in 20,000, or one that is off by twice
+// as much, is a fault.
 void check_random(std::uint64_t first, std::uint64_t count) {
     std::int64_t num_lses = 0, too_far = 0;
     for (std::uint64_t seed = first; seed < first + count; ++seed) {
@@ -29,7 +30,7 @@ void check_random(std::uint64_t first, std::uint64_t count) {
         too_far += far.lses_too_far;
     }
     MESSAGE(too_far, " of ", num_lses, " LSEs are further off than allowed");
-    CHECK(static_cast<double>(too_far) <= 1.0 + 1e-5 * static_cast<double>(num_lses));
+    CHECK(static_cast<double>(too_far) <= 1.0 + 5e-5 * static_cast<double>(num_lses));
 }
 
 void check_random_of_environment(std::uint64_t part) {

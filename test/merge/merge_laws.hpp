@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <support/plain_merge.hpp>
@@ -73,9 +74,11 @@ void check_merge(const Merge& merge, const plain::partials<P>& from, run_options
     options.over = transport::bytes;
     const auto bytes = run_merge<Out, OutBase, Base>(merge, from, options);
     CHECK(same_bits(peers, bytes));
-    options.over = transport::adding;
-    const auto added = run_merge<Out, OutBase, Base>(merge, from, options);
-    CHECK(is_merged<Base>(from, options.sinks, added, bound_of<Merge, P, Out>(merge)));
+    if constexpr (std::is_same_v<P, float> && Base == OutBase) { // one instance is enough, and saves compiling
+        options.over = transport::adding;
+        const auto added = run_merge<Out, OutBase, Base>(merge, from, options);
+        CHECK(is_merged<Base>(from, options.sinks, added, bound_of<Merge, P, Out>(merge)));
+    }
 
     collective_schedule schedule;
     merge.schedule(shape_of(from), schedule);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <backend/plain_partials.hpp>
@@ -204,20 +206,24 @@ rank_result<Out, OutBase> merge_on_rank(const Merge& merge, Comm& comm, const pl
     return result;
 }
 
+// All ranks' sides. Transports that add are there for fp32 partials that keep their base: elsewhere they would only be
+// compiled once more.
 template <class Out, lse_base OutBase, lse_base Base, class Merge, class P>
 results<Out, OutBase> run_merge(const Merge& merge, const plain::partials<P>& from, const run_options& options) {
     results<Out, OutBase> all(static_cast<std::size_t>(from.count));
+    const auto run = [&](auto& comm) {
+        all[static_cast<std::size_t>(comm.rank())] = merge_on_rank<Out, OutBase, Base>(merge, comm, from, options);
+    };
     run_local_ranks(static_cast<int>(from.count), {std::chrono::seconds(60), check_level::collective},
                     [&](local_communicator& comm) {
-                        auto& own = all[static_cast<std::size_t>(comm.rank())];
                         if (options.over == transport::peers) {
-                            own = merge_on_rank<Out, OutBase, Base>(merge, comm, from, options);
+                            run(comm);
                         } else if (options.over == transport::bytes) {
                             bytes_only moved(comm);
-                            own = merge_on_rank<Out, OutBase, Base>(merge, moved, from, options);
-                        } else {
+                            run(moved);
+                        } else if constexpr (std::is_same_v<P, float> && Base == OutBase) {
                             adding added(comm);
-                            own = merge_on_rank<Out, OutBase, Base>(merge, added, from, options);
+                            run(added);
                         }
                     });
     return all;

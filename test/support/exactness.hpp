@@ -146,8 +146,8 @@ inline expectation expected(const deployment& d, const planted_data& data) {
 struct distance {
     double out = 0.0;              // of all outputs together
     double lse = 0.0;              // the largest of all LSEs
-    std::int64_t num_lses = 0;     // compared
-    std::int64_t lses_too_far = 0; // of those, further off than allowed
+    std::int64_t num_lses = 0;     // different ones; several ranks may return the same
+    std::int64_t lses_too_far = 0; // of those, further off than allowed on some rank
     bool right() const { return out <= 1.0 && lse <= 1.0; }
 };
 
@@ -199,6 +199,7 @@ inline distance distance_between(const deployment& d, const expectation& want, c
     const double largest = part_roundings(d) * half_ulp(d.element, 1.0); // of a share, relative
     double error = 0.0, norm = 0.0, roundings = 0.0;
     distance result;
+    std::vector<char> lse_state(want.lse.size(), 0);
     for (std::size_t rank = 0; rank < got.size(); ++rank) {
         const heads_held held = facts_of(d, static_cast<std::int64_t>(rank)).output;
         for (std::int64_t i = 0; i < want.rows * held.count; ++i) {
@@ -207,8 +208,10 @@ inline distance distance_between(const deployment& d, const expectation& want, c
             if (d.merged_lse) {
                 const double far = detail::lse_distance(lse, got[rank].lse[static_cast<std::size_t>(i)], d.lse);
                 result.lse = std::max(result.lse, far);
-                ++result.num_lses;
-                result.lses_too_far += far > 1.0 ? 1 : 0;
+                char& seen = lse_state[static_cast<std::size_t>(at)]; // 0 not yet, 1 compared, 2 too far
+                result.num_lses += seen == 0 ? 1 : 0;
+                result.lses_too_far += far > 1.0 && seen < 2 ? 1 : 0;
+                seen = static_cast<char>(far > 1.0 ? 2 : std::max<int>(seen, 1));
             }
             for (std::int64_t x = 0; x < d.value_width; ++x) {
                 const auto element = static_cast<std::size_t>(at * d.value_width + x);
