@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -57,6 +59,21 @@ TEST_CASE("A thread's number is its own: scratch memory of a number needs no loc
         });
         CHECK(in_range);
         CHECK(std::accumulate(sums.begin(), sums.end(), std::int64_t{0}) == 499 * 500 / 2);
+    }
+}
+
+TEST_CASE("Threads work at the same time, and a run ends when the last of them has") {
+    for (const std::int64_t threads : {2, 3, 4}) {
+        thread_pool pool(threads);
+        std::atomic<std::int64_t> started = 0;
+        std::vector<int> done(static_cast<std::size_t>(threads), 0);
+        pool.run(threads, [&](std::int64_t item, std::int64_t thread) {
+            ++started;
+            while (started < threads) std::this_thread::yield(); // each thread has one item
+            if (thread != 0) std::this_thread::sleep_for(std::chrono::milliseconds(10 * thread));
+            done[static_cast<std::size_t>(item)] = 1;
+        });
+        CHECK(done == std::vector<int>(static_cast<std::size_t>(threads), 1));
     }
 }
 
