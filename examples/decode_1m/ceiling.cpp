@@ -6,7 +6,7 @@
 #include <cstring>
 #include <thread>
 
-#include "wide.hpp"
+#include "common/wide.hpp"
 
 namespace demo {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "data.hpp"
 #include "problem.hpp"
-#include "progress.hpp"
+#include "common/progress.hpp"
 
 namespace demo {
 

@@ -15,9 +15,10 @@
 #include <ctxpar/core/error.hpp>
 
 #include "ceiling.hpp"
+#include "common/memory.hpp"
 #include "data.hpp"
 #include "engine.hpp"
-#include "memory.hpp"
+#include "needs.hpp"
 #include "options.hpp"
 #include "reference.hpp"
 #include "report.hpp"

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include <ctxpar/backend/cpu.hpp>
@@ -11,27 +10,11 @@
 #include <ctxpar/merge/policy.hpp>
 
 #include "cache.hpp"
+#include "common/groups.hpp"
 #include "engine.hpp"
 #include "faulty_merge.hpp"
 
 namespace demo {
-
-// The groups that decode needs, split from all ranks as the mesh says.
-struct rank_groups {
-    std::optional<ctxpar::local_communicator> kv, query, heads;
-
-    rank_groups(ctxpar::local_communicator& world, const ctxpar::mesh& ranks) {
-        const ctxpar::decode_groups wanted = ranks.groups_of(world.rank());
-        const auto split = [&world](const ctxpar::rank_group& group) {
-            return world.split(static_cast<int>(group.color), static_cast<int>(group.key));
-        };
-        kv = split(wanted.kv);
-        query = split(wanted.query);
-        heads = split(wanted.heads);
-    }
-    ctxpar::groups<ctxpar::local_communicator> view() { return {&*kv, &*query, &*heads}; }
-    std::uint64_t bytes_sent() const { return kv->bytes_sent() + query->bytes_sent() + heads->bytes_sent(); }
-};
 
 template <class Attention>
 class decode_rank {

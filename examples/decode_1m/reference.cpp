@@ -5,8 +5,8 @@
 #include <cmath>
 #include <thread>
 
-#include "progress.hpp"
-#include "softmaxes.hpp"
+#include "common/progress.hpp"
+#include "common/softmaxes.hpp"
 
 namespace demo {
 namespace {

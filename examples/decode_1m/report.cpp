@@ -8,22 +8,10 @@
 
 #include <ctxpar/core/error.hpp>
 
+#include "common/text.hpp"
+
 namespace demo {
 namespace {
-
-// 1048576 as 1,048,576.
-std::string grouped(std::uint64_t number) {
-    std::string text = std::to_string(number);
-    for (std::size_t at = text.size(); at > 3; at -= 3) text.insert(at - 3, 1, ',');
-    return text;
-}
-std::string grouped(std::int64_t number) {
-    return grouped(static_cast<std::uint64_t>(number));
-}
-
-std::string counted(std::int64_t number, const char* what) {
-    return fmt::format("{} {}{}", grouped(number), what, number == 1 ? "" : "s");
-}
 
 // Why the KV is shared over PCP where it is: what the library says to the same DCP inside TP.
 void print_why_pcp(const problem& all) {

@@ -14,25 +14,15 @@ namespace {
 
 using ctxpar::require;
 
-std::int64_t parse_number(const std::string& name, std::string_view text) {
-    std::int64_t value = 0;
-    const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
-    require(fault != std::errc::result_out_of_range, "usage", name, " has '", std::string(text),
-            "', which does not fit 64 bits; it must be from -2^63 to 2^63 - 1");
-    require(fault == std::errc() && end == text.data() + text.size(), "usage", name, " has '", std::string(text),
-            "'; it must be a whole decimal number");
-    return value;
-}
-
 // Appends the numbers of one item, "7" or "3:9".
 void parse_item(const std::string& name, std::string_view item, numbers& to) {
     const std::size_t colon = item.find(':');
-    const std::int64_t first = parse_number(name, item.substr(0, colon));
+    const std::int64_t first = parse_number("usage", name, item.substr(0, colon));
     if (colon == std::string_view::npos) {
         to.push_back(first);
         return;
     }
-    const std::int64_t last = parse_number(name, item.substr(colon + 1));
+    const std::int64_t last = parse_number("usage", name, item.substr(colon + 1));
     require(first <= last, "usage", name, " has the range ", first, ":", last,
             "; a range a:b is a..b-1 and needs a <= b");
     // The difference of two 64-bit numbers may need 64 bits without a sign.
@@ -59,19 +49,34 @@ void add(CLI::App& app, need needed, const char* name, const std::function<void(
 
 } // namespace
 
+std::int64_t parse_number(const char* code, const std::string& name, std::string_view text) {
+    std::int64_t value = 0;
+    const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+    require(fault != std::errc::result_out_of_range, code, name, " has '", std::string(text),
+            "', which does not fit 64 bits; it must be from -2^63 to 2^63 - 1");
+    require(fault == std::errc() && end == text.data() + text.size(), code, name, " has '", std::string(text),
+            "'; it must be a whole decimal number");
+    return value;
+}
+
 void number(CLI::App& app, need needed, const char* name, std::int64_t& to, const char* description) {
-    const auto take = [name, &to](const std::string& text) { to = parse_number(name, text); };
+    const auto take = [name, &to](const std::string& text) { to = parse_number("usage", name, text); };
     add(app, needed, name, take, "NUMBER", description);
 }
 
 void number(CLI::App& app, const char* name, std::optional<std::int64_t>& to, const char* description) {
-    const auto take = [name, &to](const std::string& text) { to = parse_number(name, text); };
+    const auto take = [name, &to](const std::string& text) { to = parse_number("usage", name, text); };
     add(app, need::optional, name, take, "NUMBER", description);
 }
 
 void list(CLI::App& app, const char* name, numbers& to, const char* description) {
     const auto take = [name, &to](const std::string& text) { to = parse_list(name, text); };
     add(app, need::required, name, take, "LIST", description);
+}
+
+void text(CLI::App& app, const char* name, std::string& to, const char* description) {
+    const auto take = [&to](const std::string& given) { to = given; };
+    add(app, need::required, name, take, "TEXT", description);
 }
 
 void word(CLI::App& app, need needed, const char* name, std::string& to, const std::vector<std::string>& choices,

@@ -27,6 +27,8 @@ constexpr entry commands[] = {
     {"lengths", "tokens of a sequence on each rank, and what its last rows see", inspect::lengths_command},
     {"slots", "owner and slot of token positions in the paged KV", inspect::slots_command},
     {"blocks", "blocks that each rank needs, and what prefix can be shared", inspect::blocks_command},
+    {"zigzag", "rows of each rank where a step's prefills are split, and their restore", inspect::zigzag_command},
+    {"gather", "chunks in which cached context is gathered, and its token order", inspect::gather_command},
     {"exchange", "bytes and collectives of one layer", inspect::exchange_command},
     {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command}};
 

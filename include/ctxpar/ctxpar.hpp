@@ -13,4 +13,5 @@
 #include <ctxpar/merge/ag_rs.hpp>
 #include <ctxpar/merge/dynamic.hpp>
 #include <ctxpar/merge/policy.hpp>
+#include <ctxpar/prefill.hpp>
 #include <ctxpar/version.hpp>

@@ -22,24 +22,15 @@
 #include <ctxpar/core/workspace.hpp>
 #include <ctxpar/decode/buffers.hpp>
 #include <ctxpar/decode/checks.hpp>
+#include <ctxpar/decode/pass.hpp>
 #include <ctxpar/decode/place.hpp>
 #include <ctxpar/decode/shape.hpp>
 #include <ctxpar/decode/step.hpp>
 #include <ctxpar/layout/kv_view.hpp>
 #include <ctxpar/merge/exchange.hpp>
-#include <ctxpar/merge/gather.hpp>
 #include <ctxpar/merge/policy.hpp>
 
 namespace ctxpar::inline v0_1 {
-
-// Options of one layer.
-template <lse_base LseBase = lse_base::natural>
-struct layer_options {
-    float softmax_scale = 0.0F;        // of q.k; 0: the policy's default
-    float soft_cap = 0.0F;             // cap * tanh(score / cap) where > 0
-    const float* sinks = nullptr;      // [Hg] natural logits of the group's heads, in gathered order; or null
-    head_view<lse<LseBase>> lse_out{}; // [R][heads of out], where the shape asks for the merged LSE
-};
 
 template <class Policy, class Backend, communicator Communicator>
 class decoder {
@@ -53,7 +44,6 @@ public:
     using attention = typename Policy::attention_type;
     using element = typename attention::element;
     using kv_element = typename attention::kv_element;
-    static constexpr lse_base partial_base = Backend::attend_lse_base;
 
     // Local; talks to no one. config_error for a topology, group, shape or merge that is not legal.
     decoder(const groups<Communicator>& ranks, const decode_shape& shape, const Policy& chosen = {},
@@ -84,6 +74,14 @@ public:
     decode_step plan(const decode_batch& batch, const step_bounds& bounds, const workspace& lent, stream_type stream) {
         check_workspace(lent, workspace_bytes(), "a decode step");
         return finish_plan(batch, detail::check_bounds(batch, bounds, shape_), bounds.longest, lent, stream);
+    }
+
+    // The same for a caller that has validated the batch itself, such as a prefiller for its decode rows; the arrays of
+    // the batch may lie on the device.
+    decode_step plan(const decode_batch& batch, const detail::batch_facts& facts, const workspace& lent,
+                     stream_type stream) {
+        check_workspace(lent, workspace_bytes(), "a decode step");
+        return finish_plan(batch, facts, shape_.longest, lent, stream);
     }
 
     // Throws a known failure of the communicator; returns what the metadata of the step found wrong. Wait for the
@@ -125,20 +123,9 @@ public:
         detail::check_output(out, options.lse_out, step.rows, output_heads(), policy_.attention.value_width(), shape_,
                              scalar_type_of<element>);
         const buffers memory = carve(step.scratch);
-        const head_view<const element> all_q =
-            shape_.replicated_q ? q : gather_queries(groups_.query, backend_, q, memory.queries, step.digest, stream);
-        if (step.shape.ranks == 1 && attends_in_place(options)) {
-            attend(step, memory, all_q, cache, out, lse_place(step, memory, options), options, stream);
-            return;
-        }
-        const auto own = policy_.merging.partials(step.shape, place(), memory.merge);
-        attend(step, memory, all_q, cache, own.out, own.lse_out, options, stream);
-        const merge_call<Out, LseBase> call = call_of(step, options, out);
-        if (step.shape.ranks == 1) {
-            detail::merge_alone(backend_, own, call, stream);
-        } else {
-            detail::merge_and_place(groups_, backend_, policy_.merging, memory, call, stream);
-        }
+        detail::shard_pass<Policy, Backend, Communicator>{groups_,        backend_,    policy_,        step.shape,
+                                                          step.attention, memory.pass, placed().first, step.digest}
+            .run(q, cache, out, options, stream);
     }
 
     const mesh& ranks() const { return mesh_; }
@@ -195,6 +182,7 @@ private:
         plan.table = step.batch.table;
         plan.rows = step.rows;
         plan.requests = step.batch.requests;
+        plan.segments = step.batch.requests + 1;
         plan.heads = step.shape.gathered_heads;
         plan.kv_heads = mesh_.kv_heads_per_rank();
         plan.query_width = step.shape.query_width;
@@ -212,54 +200,6 @@ private:
         args.cache = cache;
         args.values_in_keys = attention::values_in_keys;
         backend_.append(args, stream);
-    }
-
-    template <class O, lse_base Base, lse_base LseBase>
-    void attend(const decode_step& step, const buffers& memory, const head_view<const element>& q,
-                const kv_view<const kv_element>& cache, const head_view<O>& out, const head_view<lse<Base>>& lse_out,
-                const layer_options<LseBase>& options, stream_type stream) {
-        attend_args<element, kv_element, O, Base> args;
-        args.plan = step.attention;
-        args.q = q;
-        args.cache = cache;
-        args.out = out;
-        args.lse_out = lse_out;
-        args.score.scale = options.softmax_scale == 0.0F ? policy_.attention.default_scale() : options.softmax_scale;
-        args.score.soft_cap = options.soft_cap;
-        args.scratch = memory.scratch;
-        backend_.attend(args, stream);
-    }
-
-    // N = 1 without a sink: the attention's own output is the result, nothing is buffered.
-    template <lse_base LseBase>
-    static bool attends_in_place(const layer_options<LseBase>& options) {
-        return Backend::writes_empty_rows && !Backend::dense_partials && options.sinks == nullptr &&
-               (LseBase == partial_base || options.lse_out.base == nullptr);
-    }
-    template <lse_base LseBase>
-    head_view<lse<partial_base>> lse_place(const decode_step& step, const buffers& memory,
-                                           const layer_options<LseBase>& options) const {
-        if constexpr (LseBase == partial_base) {
-            if (options.lse_out.base != nullptr) return options.lse_out;
-        }
-        return dense_view(memory.own_lse, step.rows, mesh_.gathered_heads(), 1);
-    }
-
-    // What the output shall hold.
-    template <class Out, lse_base LseBase>
-    merge_call<Out, LseBase> call_of(const decode_step& step, const layer_options<LseBase>& options,
-                                     const head_view<Out>& out) const {
-        merge_call<Out, LseBase> call;
-        call.shape = step.shape;
-        call.rank = place();
-        call.live = step.attention.arrays.live;
-        call.live_stride = step.rows;
-        call.sinks = options.sinks;
-        call.first_head = call.lse_first_head = placed().first;
-        call.out = out;
-        call.lse_out = options.lse_out;
-        call.digest = step.digest;
-        return call;
     }
 
     [[no_unique_address]] Policy policy_;

@@ -114,7 +114,8 @@ public:
         args.plan.table =
             ctxpar::table_2d(table_.data(), static_cast<std::int64_t>(requests_.size()), columns_, sizes_.page_size);
         args.plan.rows = num_rows;
-        args.plan.requests = static_cast<std::int64_t>(segments.size()) - 1;
+        args.plan.segments = static_cast<std::int64_t>(segments.size());
+        args.plan.requests = args.plan.segments - 1;
         args.plan.heads = heads();
         args.plan.kv_heads = sizes_.kv_heads;
         args.plan.query_width = sizes_.query_width;

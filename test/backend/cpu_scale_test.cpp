@@ -36,7 +36,7 @@ struct scaled_parts {
             const P* own = in_place ? out.back().data() : from.out[i].data();
             const auto lse_out = dense_view(i == 0 ? lses.data() : nullptr, from.rows, from.heads, 1);
             backend.scale(list.parts, static_cast<std::int64_t>(i), dense_view(own, from.rows, from.heads, from.width),
-                          dense_view(out.back().data(), from.rows, from.heads, from.width), 0, lse_out, {});
+                          dense_view(out.back().data(), from.rows, from.heads, from.width), {}, lse_out, {});
         }
     }
     std::vector<float> sum(const plain::partials<P>& from) const {
@@ -102,7 +102,7 @@ TEST_CASE("The merged LSE goes out for the heads that are asked for, in the base
     std::vector<binary_lse> lses(4 * 2 + 1, binary_lse{77});
     std::vector<float> scaled(4 * 5 * 2);
     cpu_backend backend;
-    backend.scale(list.parts, 1, dense_view(from.out[1].data(), 4, 5, 2), dense_view(scaled.data(), 4, 5, 2), 2,
+    backend.scale(list.parts, 1, dense_view(from.out[1].data(), 4, 5, 2), dense_view(scaled.data(), 4, 5, 2), {0, 2},
                   dense_view(lses.data(), 4, 2, 1), {});
     for (std::int64_t row = 0; row < 4; ++row)
         for (std::int64_t head = 2; head < 4; ++head) {

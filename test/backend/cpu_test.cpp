@@ -82,7 +82,7 @@ TEST_CASE("Every operation counts once, also where there is nothing to do") {
     const head_view<float> out;
     const head_view<natural_lse> lses;
     backend.merge(parts, out, lses, {});
-    backend.scale(parts, 0, head_view<const float>(), out, 0, lses, {});
+    backend.scale(parts, 0, head_view<const float>(), out, {}, lses, {});
     backend.sum_parts(nullptr, 0, head_view<const float>(), out, {});
     backend.pack(head_view<const float>(), head_view<const natural_lse>(), out, {});
     backend.copy(head_view<const float>(), 0, out, {});

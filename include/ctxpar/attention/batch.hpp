@@ -63,7 +63,7 @@ struct step_status {
 // The arrays of a step on one rank, in the caller's workspace.
 struct step_arrays {
     visible_keys* rows = nullptr;          // [rows] local keys each row sees
-    segment* segments = nullptr;           // [requests + 1] the last one holds the padding rows
+    segment* segments = nullptr;           // runs of rows: one a request, and one of padding rows
     std::int64_t* slots = nullptr;         // [rows] the slot of each new token, -1 where another rank owns it
     std::int64_t* local_lengths = nullptr; // [requests] tokens of each request on this rank
     std::uint8_t* live = nullptr;          // [ranks][rows] whether the row sees any key on that rank
@@ -96,19 +96,31 @@ CTXPAR_HD inline std::int64_t first_bad_block(const block_table& table, std::int
     return -1;
 }
 
-// The row's keys on every rank decide whether that rank's partial is live; this rank's are kept.
+// One row that sees `seen`, in positions: its keys on every rank decide whether that rank's partial is live, this
+// rank's are kept. `rows` is the stride of `live`.
+CTXPAR_HD inline void write_row(const step_arrays& out, const shard& part, std::int64_t rows, std::int64_t row,
+                                std::int64_t request, const visible_keys& seen) {
+    shard other = part;
+    for (other.rank = 0; other.rank < part.ranks; ++other.rank) {
+        const visible_keys local = localise(seen, other);
+        out.live[other.rank * rows + row] = local.count() > 0 ? 1 : 0;
+        if (other.rank == part.rank) out.rows[row] = local;
+    }
+    out.row_lengths[row] = seen.lo < seen.hi || seen.prefix > 0 ? out.rows[row].hi : 0;
+    out.row_requests[row] = request;
+}
 CTXPAR_HD inline void write_row(const metadata_args& args, std::int64_t row, std::int64_t request,
                                 const visible_keys& seen) {
-    const step_arrays& out = args.out;
-    shard other = args.part;
-    for (other.rank = 0; other.rank < args.part.ranks; ++other.rank) {
-        const visible_keys local = localise(seen, other);
-        out.live[other.rank * args.rows + row] = local.count() > 0 ? 1 : 0;
-        if (other.rank == args.part.rank) out.rows[row] = local;
-    }
-    out.row_lengths[row] = out.rows[row].hi;
-    out.row_requests[row] = request;
-    out.slots[row] = -1;
+    write_row(args.out, args.part, args.rows, row, request, seen);
+    args.out.slots[row] = -1;
+}
+
+// Widens a segment to the keys of one of its rows.
+CTXPAR_HD constexpr void widen(segment& run, const visible_keys& local) {
+    if (local.hi <= local.lo && local.prefix == 0) return;
+    const std::int64_t first = local.prefix > 0 ? 0 : local.lo;
+    run.begin = run.end == 0 || first < run.begin ? first : run.begin;
+    run.end = local.hi > run.end ? local.hi : run.end;
 }
 
 // What is wrong with one request's numbers, if anything.
@@ -141,12 +153,7 @@ CTXPAR_HD inline entry_fault write_request(const metadata_args& args, std::int64
         const visible_keys seen =
             fault == entry_fault::none ? causal_row(length, rows, i, batch.mask, bits) : visible_keys{};
         write_row(args, first_row + i, request, seen);
-        const visible_keys& local = out.rows[first_row + i];
-        const std::int64_t first = local.prefix > 0 ? 0 : local.lo;
-        if (local.hi > local.lo || local.prefix > 0) {
-            run.begin = run.end == 0 || first < run.begin ? first : run.begin;
-            run.end = local.hi > run.end ? local.hi : run.end;
-        }
+        widen(run, out.rows[first_row + i]);
     }
     // Blocks that some row reads, and blocks that take the new tokens, must be in the pool.
     const std::int64_t prefix = rows > 0 ? out.rows[first_row + rows - 1].prefix : 0;

@@ -19,7 +19,8 @@ namespace ctxpar::inline v0_1 {
 inline constexpr std::int64_t max_tree_nodes = 64;
 
 // The keys one row may see: index j is visible iff (j < prefix or lo <= j < hi), and, where j >= tail, bit j - tail of
-// tail_bits is set. Positions before localise(), local indexes after it. An empty row has prefix = lo = hi = tail = 0.
+// tail_bits is set. Positions before localise(), local indexes after it. A row that sees nothing has prefix 0 and lo =
+// hi = tail.
 struct visible_keys {
     std::int64_t prefix = 0;     // keys [0, prefix) are visible too
     std::int64_t lo = 0;         // first key of the interval; prefix <= lo
@@ -105,6 +106,23 @@ CTXPAR_HD constexpr visible_keys localise(const visible_keys& row, const shard& 
         local.tail_bits |= bit << (key - local.tail);
     }
     return local;
+}
+
+// What is left of a row's keys within [start, start + length), counted from start: the row as it sees a part of the
+// sequence that was copied elsewhere.
+CTXPAR_HD constexpr visible_keys within(const visible_keys& row, std::int64_t start, std::int64_t length) {
+    const auto inside = [&](std::int64_t key) {
+        return key <= start ? std::int64_t{0} : (key - start < length ? key - start : length);
+    };
+    visible_keys part;
+    part.prefix = inside(row.prefix);
+    part.lo = inside(row.lo);
+    part.hi = inside(row.hi);
+    part.tail = inside(row.tail);
+    const std::int64_t skipped = start > row.tail ? start - row.tail : 0;
+    if (skipped < max_tree_nodes) part.tail_bits = row.tail_bits >> skipped;
+    if (part.tail == part.hi) part.tail_bits = 0;
+    return part;
 }
 
 // A run of rows that read the same request's keys; inside it lo and hi never decrease. Local indexes.

@@ -1,4 +1,4 @@
-// What a backend is: the arithmetic of context-parallel attention on one device, behind eight operations.
+// What a backend is: the arithmetic of context-parallel attention on one device, behind a few operations.
 //
 // A backend allocates nothing and never waits for its device; it works on the caller's stream, on views of the
 // caller's memory, and does not branch on what lies on the device. Head widths, page layout, masks and shards reach it
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include <ctxpar/attention/batch.hpp>
+#include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/attention/rows.hpp>
 #include <ctxpar/core/lse.hpp>
 #include <ctxpar/core/view.hpp>
@@ -35,18 +36,16 @@ struct attend_scratch {
 
 // What the attention of a step may look at, the same for every layer.
 struct attention_plan {
-    step_arrays arrays;    // intervals, segments, row_lengths and row_requests, local_lengths
-    block_table table;     // this rank's block ids
-    std::int64_t rows = 0; // query rows, padding included
-    std::int64_t requests = 0;
-    std::int64_t heads = 0; // gathered query heads, Hg
+    step_arrays arrays;        // intervals, segments, row_lengths and row_requests, local_lengths
+    block_table table;         // this rank's block ids
+    std::int64_t rows = 0;     // query rows, padding included
+    std::int64_t requests = 0; // rows of the table and of local_lengths
+    std::int64_t segments = 0; // runs of rows, those of padding included
+    std::int64_t heads = 0;    // gathered query heads, Hg
     std::int64_t kv_heads = 0;
     std::int64_t query_width = 0;
     std::int64_t value_width = 0;
     void* memory = nullptr; // of an attention callable that asked for plan_bytes
-
-    // Segments, the one of padding included.
-    CTXPAR_HD constexpr std::int64_t num_segments() const { return requests + 1; }
 };
 
 // Attention of all rows over this rank's keys: O = sum_j p_j v_j and its LSE, O = 0 and LSE = -inf for a row that sees
@@ -73,6 +72,19 @@ struct append_args {
     index_view slots; // [rows]
     kv_view<Kv> cache;
     bool values_in_keys = false; // MLA
+};
+
+// Copying of cached rows: row i is slot slots[i] of `from` and becomes slot i of `to`; for -1 it becomes zeros. Without
+// `dequantise` the types are equal and bits are copied, scales too where `to` has one a token; with it the values times
+// their scales are.
+template <class From, class To>
+struct copy_kv_args {
+    kv_view<const From> from;
+    index_view slots; // [rows]; null data: slot i is row i
+    kv_view<To> to;
+    std::int64_t rows = 0;
+    bool values_in_keys = false; // MLA: only the keys' rows exist
+    bool dequantise = false;
 };
 
 // The N partial states of some heads, wherever they lie: part i's O is at out_parts[i] in the shape of `out` (whose
@@ -105,17 +117,30 @@ struct merge_parts {
 
 inline constexpr std::int64_t max_merge_parts = 256;
 
+// Where a view begins among all rows and heads.
+struct state_origin {
+    std::int64_t row = 0;
+    std::int64_t head = 0;
+};
+
 // The operations. All are templates over element types only; each is one launch on a device.
 //   metadata(metadata_args, stream)                       arrays of a step
+//   prefill_metadata(prefill_metadata_args, stream)       arrays of a step with prefills
+//   piece_metadata(piece_metadata_args, stream)           arrays of a piece of keys that was brought here
 //   append(append_args, stream)
 //   attend(attend_args, stream)
-//   scale(merge_parts lses, own, head_view<const P> own O, head_view<P> scaled, lse_first, head_view<lse<>> out,
+//   scale(merge_parts lses, own, head_view<const P> own O, head_view<P> scaled, state_origin, head_view<lse<>> out,
 //   stream)
 //                                                         own O times exp(LSE_own - LSE): such partials simply add
 //   merge(merge_parts, head_view<Out>, head_view<lse<>>, stream)   also unpacks what pack made
 //   sum_parts(parts, count, head_view<const P> shape, head_view<Out>, stream)   in the order of the parts, in fp32
 //   pack(head_view<const P> O, head_view<const lse<>> LSE, head_view<P> packed, stream)   each LSE behind its vector
+//                                                         out and its LSEs may be the memory of part 0
 //   copy(head_view<const From>, first_head, head_view<To>, stream)
+//   copy_rows(head_view<const T>, index_view rows, head_view<T>, stream)     to row i from row rows[i]; -1: T{}
+//   place_rows(head_view<const T>, index_view rows, head_view<T>, stream)    row i to row rows[i]; -1: nowhere
+//   clear_rows(head_view<T>, stream)                      all elements become T{}
+//   copy_kv(copy_kv_args, stream)
 // and
 //   stream_type
 //   attend_lse_base         base of the LSE that attend writes
@@ -127,9 +152,11 @@ inline constexpr std::int64_t max_merge_parts = 256;
 //   threads(), attend_thread_floats(dq, dv)   scratch memory: fp32 numbers of a thread
 //   launches()              operations so far
 template <class B>
-concept backend = requires(B& b, const B& k, const metadata_args& args, typename B::stream_type stream,
-                           std::int64_t width) {
+concept backend = requires(B& b, const B& k, const metadata_args& args, const prefill_metadata_args& prefill_args,
+                           const piece_metadata_args& piece_args, typename B::stream_type stream, std::int64_t width) {
     b.metadata(args, stream);
+    b.prefill_metadata(prefill_args, stream);
+    b.piece_metadata(piece_args, stream);
     { B::attend_lse_base } -> std::convertible_to<lse_base>;
     { B::dense_partials } -> std::convertible_to<bool>;
     { B::writes_empty_rows } -> std::convertible_to<bool>;

@@ -12,6 +12,7 @@
 #include <ctxpar/backend/cpu/isa.hpp>
 #include <ctxpar/backend/cpu/merge.hpp>
 #include <ctxpar/backend/cpu/pool.hpp>
+#include <ctxpar/backend/cpu/rows.hpp>
 #include <ctxpar/core/stream.hpp>
 
 namespace ctxpar::inline v0_1 {
@@ -67,6 +68,24 @@ public:
         *args.out.status = status;
     }
 
+    // The arrays of a step with prefills, rank by rank and request by request.
+    void prefill_metadata(const prefill_metadata_args& args, stream_type) {
+        count();
+        for (std::int64_t rank = 0; rank < args.law.split.pcp; ++rank) {
+            prefill_offsets at;
+            for (std::int64_t index = 0; index < args.batch.requests; ++index) {
+                write_prefill_request(args, index, at, rank);
+                at.pass(args.law, request_of(args.batch, index), rank);
+            }
+            write_prefill_filling(args, at, rank);
+        }
+    }
+
+    void piece_metadata(const piece_metadata_args& args, stream_type) {
+        count();
+        write_piece(args);
+    }
+
     template <class E, class Kv>
     void append(const append_args<E, Kv>& args, stream_type) {
         count();
@@ -82,7 +101,7 @@ public:
         count();
         std::int64_t items = 0;
         bool split = false;
-        for (std::int64_t s = 0; s < args.plan.num_segments(); ++s) {
+        for (std::int64_t s = 0; s < args.plan.segments; ++s) {
             items += cpu::segment_items(args, args.plan.arrays.segments[s]).count();
             split = split || args.plan.arrays.segments[s].splits() > 1;
         }
@@ -98,7 +117,7 @@ public:
                             args.scratch.threads + thread * args.scratch.thread_floats);
         });
         if (!split) return;
-        state_->pool.run(args.plan.num_segments(), [&](std::int64_t s, std::int64_t) {
+        state_->pool.run(args.plan.segments, [&](std::int64_t s, std::int64_t) {
             const segment& run = args.plan.arrays.segments[s];
             if (run.splits() <= 1) return;
             for (std::int64_t row = run.first_row; row < run.first_row + run.rows; ++row)
@@ -107,10 +126,11 @@ public:
     }
 
     // scaled = own O times exp(LSE_own - LSE of all parts): partials of all ranks scaled this way add up to the merged
-    // output. The merged LSE of heads [lse_first, lse_first + lse_out.heads) goes to lse_out (null base: nowhere).
+    // output. The merged LSEs of the rows and heads from lse_first on go to lse_out, as many as it has (null base:
+    // none).
     template <class P, lse_base Base, lse_base OutBase>
     void scale(const merge_parts<P, Base>& lses, std::int64_t own_part, const head_view<const P>& own,
-               const head_view<P>& scaled, std::int64_t lse_first, const head_view<lse<OutBase>>& lse_out,
+               const head_view<P>& scaled, const state_origin& lse_first, const head_view<lse<OutBase>>& lse_out,
                stream_type) {
         each_row(own.rows,
                  [&](std::int64_t row) { cpu::scale_row(lses, own_part, row, own, scaled, lse_first, lse_out); });
@@ -141,6 +161,37 @@ public:
     template <class From, class To>
     void copy(const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to, stream_type) {
         each_row(to.rows, [&](std::int64_t row) { cpu::copy_row(from, first_head, to, row); });
+    }
+
+    // Row i of `to` is row rows[i] of `from`, or T{} for -1.
+    template <class T>
+    void copy_rows(const head_view<const T>& from, const index_view& rows, const head_view<T>& to, stream_type) {
+        each_row(to.rows, [&](std::int64_t row) {
+            const std::int64_t source = rows.at(row);
+            if (source < 0) {
+                cpu::clear_row(to, row);
+            } else {
+                cpu::copy_vectors(from, source, to, row);
+            }
+        });
+    }
+
+    // Row i of `from` goes to row rows[i] of `to`, or nowhere for -1.
+    template <class T>
+    void place_rows(const head_view<const T>& from, const index_view& rows, const head_view<T>& to, stream_type) {
+        each_row(from.rows, [&](std::int64_t row) {
+            if (rows.at(row) >= 0) cpu::copy_vectors(from, row, to, rows.at(row));
+        });
+    }
+
+    template <class T>
+    void clear_rows(const head_view<T>& to, stream_type) {
+        each_row(to.rows, [&](std::int64_t row) { cpu::clear_row(to, row); });
+    }
+
+    template <class From, class To>
+    void copy_kv(const copy_kv_args<From, To>& args, stream_type) {
+        each_row(args.rows, [&](std::int64_t row) { cpu::copy_kv_row(args, row); });
     }
 
 private:

@@ -101,6 +101,7 @@ attention_report probe_attention(Backend& tested, const Attention& attention, ty
     args.plan.table = table_2d(&block, 1, 1, keys);
     args.plan.rows = rows;
     args.plan.requests = 1;
+    args.plan.segments = 2;
     args.plan.heads = heads;
     args.plan.kv_heads = 1;
     args.plan.query_width = dq;

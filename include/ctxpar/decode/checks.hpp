@@ -53,7 +53,7 @@ inline bool product_fits(std::initializer_list<std::int64_t> sizes) {
 }
 
 template <class Policy>
-void check_policy(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
+void check_widths(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
     const std::int64_t query_width = policy.attention.query_width();
     const std::int64_t value_width = policy.attention.value_width();
     require(query_width >= 1 && value_width >= 1, "width", "the attention policy has queries of ", query_width,
@@ -66,16 +66,21 @@ void check_policy(const Policy& policy, const decode_shape& shape, const mesh& r
             " elements and ", shape.max_splits, " splits does not fit; their product must be below 2^56");
     require(ranks.sizes().dcp <= max_merge_parts, "dcp", "the topology shares the KV over ", ranks.sizes().dcp,
             " ranks; a merge takes at most ", max_merge_parts);
+    require(shape.output == scalar_type::bytes || shape.output == scalar_type::f32 ||
+                shape.output == scalar_type_of<typename Policy::element>,
+            "output", "the output was asked for as ", name_of(shape.output), "; it can be f32 or ",
+            name_of(scalar_type_of<typename Policy::element>));
+}
+
+template <class Policy>
+void check_policy(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
+    check_widths(policy, shape, ranks);
     const bool scatters = policy.merging.scatters_heads() || shape.placement == output_placement::scattered;
     require(!scatters || ranks.scatters_heads() || ranks.sizes().dcp == 1, "scatter_heads", "the ",
             ranks.gathered_heads(), " gathered heads do not scatter evenly over dcp ", ranks.sizes().dcp, ", as merge ",
             policy.merging.name(),
             " with this placement needs; merge with merge::ag_ar and place "
             "own_heads or all_heads");
-    require(shape.output == scalar_type::bytes || shape.output == scalar_type::f32 ||
-                shape.output == scalar_type_of<typename Policy::element>,
-            "output", "the output was asked for as ", name_of(shape.output), "; it can be f32 or ",
-            name_of(scalar_type_of<typename Policy::element>));
 }
 
 inline std::uint64_t digest_of(const collective_schedule& schedule) {
@@ -84,6 +89,7 @@ inline std::uint64_t digest_of(const collective_schedule& schedule) {
         const collective_call& call = schedule.calls[static_cast<std::size_t>(i)];
         sum.add(static_cast<std::uint64_t>(call.op)).add(static_cast<std::uint64_t>(call.group));
         sum.add(static_cast<std::uint64_t>(call.type)).add_signed(call.size).add(call.bytes);
+        sum.add_signed(call.calls);
     }
     return sum.value();
 }

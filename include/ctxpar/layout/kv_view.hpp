@@ -223,6 +223,56 @@ CTXPAR_HD constexpr kv_view<T> latent_kv(T* pool, std::int64_t pages, std::int64
     return view;
 }
 
+// Rows as KV travels between ranks: the keys of all heads, then their values, then, for a cache with a scale a token,
+// the fp32 scales of the keys and of the values. MLA rows have no values beside their keys.
+struct packed_row {
+    std::int64_t kv_heads = 1;
+    std::int64_t key_width = 0;
+    std::int64_t value_width = 0;
+    bool values_in_keys = false;
+    bool token_scales = false;
+
+    CTXPAR_HD constexpr std::int64_t elements() const {
+        return kv_heads * (key_width + (values_in_keys ? 0 : value_width));
+    }
+    // Bytes before the scales of a row of elements of some size, and of the whole row: a multiple of 16.
+    CTXPAR_HD constexpr std::int64_t scale_offset(std::int64_t element_bytes) const {
+        return (elements() * element_bytes + 3) / 4 * 4;
+    }
+    CTXPAR_HD constexpr std::int64_t bytes(std::int64_t element_bytes) const {
+        const std::int64_t scales = token_scales ? kv_heads * (values_in_keys ? 1 : 2) * 4 : 0;
+        return (scale_offset(element_bytes) + scales + 15) / 16 * 16;
+    }
+};
+
+// `pages` pages of such rows at `base`, which is aligned to 16 bytes. Scales that do not travel are assigned
+// afterwards.
+template <class T>
+kv_view<T> packed_kv(T* base, const packed_row& row, std::int64_t pages, std::int64_t page_size) {
+    constexpr auto size = static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t pitch = row.bytes(size) / size;
+    kv_view<T> view;
+    view.k = {base, nullptr, 0, page_size * pitch, pitch, row.key_width};
+    view.v = view.k;
+    if (!row.values_in_keys) {
+        view.v.base = detail::behind(base, row.kv_heads * row.key_width);
+        view.v.head_stride = row.value_width;
+    }
+    view.pages = pages;
+    view.page_size = page_size;
+    view.kv_heads = row.kv_heads;
+    view.key_width = row.key_width;
+    view.value_width = row.value_width;
+    if (row.token_scales) {
+        float* const scales = reinterpret_cast<float*>(detail::behind(base, row.scale_offset(size) / size));
+        const std::int64_t step = row.bytes(size) / 4;
+        view.k_scale = per_token(scales, page_size * step, step, 1);
+        view.v_scale = row.values_in_keys ? view.k_scale
+                                          : per_token(detail::behind(scales, row.kv_heads), page_size * step, step, 1);
+    }
+    return view;
+}
+
 namespace detail {
 
 // One dimension of a plane.

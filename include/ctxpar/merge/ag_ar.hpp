@@ -37,7 +37,8 @@ struct ag_ar {
         all_reduce(kv, backend, reduction_of(shape, buffers, call.digest), buffers.reduced,
                    shape.rows * shape.gathered_heads * shape.value_width, stream);
         const head_view<const P> sums = chunked_view(shape, static_cast<const P*>(buffers.reduced));
-        backend.copy(sums, call.first_head, call.out, stream);
+        backend.copy(sums.slice_rows(shape.first_owned_row(call.rank), shape.owned_rows()), call.first_head, call.out,
+                     stream);
     }
 };
 

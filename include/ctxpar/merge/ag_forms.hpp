@@ -19,7 +19,7 @@ struct ag_buffers {
     lse<Base>* lses = nullptr; // [N][R][Hg]
 };
 
-// Elements of a partial that one rank adds: [R][Hg/N][dv] where heads scatter, an Nth of [R][Hg][dv] otherwise.
+// Elements of a partial that one rank adds: those of its message where states scatter, an Nth of all otherwise.
 constexpr std::int64_t chunk_elements(const exchange_shape& shape) {
     const std::int64_t all = shape.rows * shape.gathered_heads * shape.value_width;
     return (all + shape.ranks - 1) / shape.ranks;
@@ -29,7 +29,7 @@ constexpr std::int64_t chunk_elements(const exchange_shape& shape) {
 template <class P>
 head_view<P> chunked_view(const exchange_shape& shape, P* base) {
     if (!shape.scatters()) return dense_view(base, shape.rows, shape.gathered_heads, shape.value_width);
-    return blocked_view(base, shape.ranks, shape.rows, shape.gathered_heads / shape.ranks, shape.value_width);
+    return message_view(shape, base, shape.value_width);
 }
 
 template <class P, lse_base Base>
@@ -74,7 +74,7 @@ void gather_and_scale(C& kv, Backend& backend, const merge_call<Out, OutBase>& c
     parts.live_stride = call.live_stride;
     parts.sinks = call.sinks;
     backend.scale(parts, call.rank, head_view<const P>(own.out), chunked_view(shape, buffers.scaled),
-                  call.lse_first_head, call.lse_out, stream);
+                  {shape.first_owned_row(call.rank), call.lse_first_head}, call.lse_out, stream);
     end_parts(kv, stream);
 }
 

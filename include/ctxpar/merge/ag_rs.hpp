@@ -34,7 +34,7 @@ struct ag_rs {
         const exchange_shape& shape = call.shape;
         gather_and_scale(kv, backend, call, buffers, stream);
         const P* none = nullptr;
-        const auto chunk = dense_view(none, shape.rows, shape.gathered_heads / shape.ranks, shape.value_width);
+        const auto chunk = dense_view(none, shape.owned_rows(), shape.scattered_heads(), shape.value_width);
         reduce_scatter(kv, backend, reduction_of(shape, buffers, call.digest), chunk, call.out, stream);
     }
 };

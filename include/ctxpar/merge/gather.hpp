@@ -12,9 +12,10 @@ namespace ctxpar::inline v0_1 {
 
 // The queries of all Hg heads: [m][R][Hl][dq] in `gathered`, the tp ranks of the group in order. `query` is the group
 // of those m ranks; null or of size 1: `q` itself, and no one is talked to. All ranks of the group call it.
+// Where rows are spread over row_owners ranks too, which run fastest in the group, the result has the rows of all.
 template <communicator C, class Backend, class E>
 head_view<const E> gather_queries(C* query, Backend& backend, const head_view<const E>& q, E* gathered,
-                                  std::uint64_t digest, typename C::stream_type stream) {
+                                  std::uint64_t digest, typename C::stream_type stream, std::int64_t row_owners = 1) {
     const std::int64_t size = group_size(query);
     if (size == 1) return q;
     const std::int64_t part = q.rows * q.heads * q.width;
@@ -26,7 +27,7 @@ head_view<const E> gather_queries(C* query, Backend& backend, const head_view<co
     }
     query->all_gather(send, gathered, static_cast<std::size_t>(part) * sizeof(E), stream,
                       {"queries", scalar_type_of<E>, digest});
-    return blocked_view(static_cast<const E*>(gathered), size, q.rows, q.heads, q.width);
+    return blocked_view(static_cast<const E*>(gathered), size / row_owners, q.rows * row_owners, q.heads, q.width);
 }
 
 // Gathers what a merge scattered over `group`: rank i's part lies at gathered + i * part elements, [R][heads][width],

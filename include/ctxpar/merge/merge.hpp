@@ -4,6 +4,11 @@
 // Before a merge every rank has a partial (O, LSE) of all gathered heads Hg over its own keys; after it, rank g of the
 // group has the exact output of some heads: of heads [g*Hg/N, (g+1)*Hg/N) where the merge scatters heads, of any heads
 // where it does not.
+//
+// In a prefill the rows too belong to different ranks: those of a group's s PCP coordinates were gathered, rank g owns
+// the rows of coordinate g mod s, and a merge leaves it with those only. Its heads are then those of its tp coordinate
+// g / s. A group's ranks run over PCP first, so (heads of g / s, rows of g mod s) lie one after another by rank: to a
+// merge it is one more way to cut [rows][heads] into N messages.
 #pragma once
 
 #include <array>
@@ -55,14 +60,15 @@ struct collective_call {
     std::int32_t size = 1;                 // ranks of the group
     std::uint64_t bytes = 0;               // sent to each other rank of the group
     const char* what = "";                 // e.g. "queries"; static storage
+    std::int32_t calls = 1;                // made one after another; bytes are those of all of them
 
     constexpr std::uint64_t bytes_sent() const { return bytes * static_cast<std::uint64_t>(size - 1); }
 };
 
-// The collectives of one layer, in order. Byte formulas, checked builds and tests all read this array, and the merges
-// make their calls from it.
+// The collectives of one layer, in order. Byte formulas,
+// checked builds and tests all read this array, and the merges make their calls from it.
 struct collective_schedule {
-    static constexpr int capacity = 8;
+    static constexpr int capacity = 12;
     std::array<collective_call, capacity> calls{};
     std::int32_t count = 0;
 
@@ -71,6 +77,10 @@ struct collective_schedule {
         if (call.size <= 1) return;
         calls[static_cast<std::size_t>(count)] = call;
         ++count;
+    }
+
+    constexpr void add_all(const collective_schedule& more) {
+        for (int i = 0; i < more.count; ++i) add(more.calls[static_cast<std::size_t>(i)]);
     }
 
     constexpr std::uint64_t bytes_sent() const {
@@ -86,7 +96,8 @@ static_assert(std::is_trivially_copyable_v<collective_schedule>);
 struct exchange_shape {
     std::int64_t ranks = 1;          // N, ranks that share the KV
     std::int64_t distinct_tp = 1;    // m, different tp coordinates among them
-    std::int64_t rows = 0;           // R, query rows
+    std::int64_t rows = 0;           // R, query rows that every rank evaluates
+    std::int64_t row_owners = 1;     // s, ranks among which those rows are spread; 1: every rank owns all of them
     std::int64_t gathered_heads = 1; // Hg, heads every rank evaluates
     std::int64_t query_width = 1;
     std::int64_t value_width = 1;
@@ -102,7 +113,13 @@ struct exchange_shape {
     output_placement placement = output_placement::own_heads;
 
     constexpr std::int64_t heads_per_rank() const { return gathered_heads / distinct_tp; } // Hl
-    constexpr bool scatters() const { return gathered_heads % ranks == 0; }                // Hg/N is whole
+    constexpr std::int64_t owned_rows() const { return rows / row_owners; }
+    constexpr std::int64_t first_owned_row(std::int64_t rank) const { return rank % row_owners * owned_rows(); }
+
+    // Whether a merge can leave every rank with the same number of (row, head) states; with one row owner Hg/N heads.
+    constexpr bool scatters() const { return gathered_heads * row_owners % ranks == 0; }
+    constexpr std::int64_t head_blocks() const { return ranks / row_owners; }
+    constexpr std::int64_t scattered_heads() const { return gathered_heads / head_blocks(); }
 };
 
 // Where the attention of this rank writes its partial states.
@@ -121,16 +138,24 @@ struct merge_call {
     std::int64_t live_stride = 0;
     const float* sinks = nullptr;    // [Hg] natural logits, or null
     std::int64_t first_head = 0;     // of the Hg heads, those wanted are [first_head, first_head + out.heads)
-    head_view<Out> out;              // [R][heads wanted][dv]
+    head_view<Out> out;              // [owned rows][heads wanted][dv]
     std::int64_t lse_first_head = 0; // the same for the merged LSE
-    head_view<lse<OutBase>> lse_out; // [R][heads], or a null base
+    head_view<lse<OutBase>> lse_out; // [owned rows][heads], or a null base
     std::uint64_t digest = 0;        // of the plan, for the notes of collectives
 };
 
-// The first of the heads that a scattering merge leaves on rank g, and how many there are.
+// The heads that a scattering merge leaves on rank g.
 constexpr head_range scattered_heads(const exchange_shape& shape, std::int64_t rank) {
-    const std::int64_t count = shape.gathered_heads / shape.ranks;
-    return {rank * count, (rank + 1) * count};
+    const std::int64_t count = shape.scattered_heads();
+    const std::int64_t block = rank / shape.row_owners;
+    return {block * count, (block + 1) * count};
+}
+
+// All states [R][Hg] cut into one message a rank: the rows and heads that rank g is left with lie in part g, as a dense
+// [owned rows][scattered heads] of vectors that take `pitch` elements each (0: width).
+template <class T>
+constexpr head_view<T> message_view(const exchange_shape& shape, T* base, std::int64_t width, std::int64_t pitch = 0) {
+    return blocked_view(base, shape.head_blocks(), shape.rows, shape.scattered_heads(), width, pitch);
 }
 
 // A merge policy has

@@ -87,8 +87,8 @@ public:
             widen_query_(args_.q.at(row_of(i), head_of(i)), args_.q.width, buffers_.q + i * q_pad_);
         const segment& run = *item_.run;
         const std::int64_t split_begin = (run.first_split + item_.split) * run.split_tokens;
-        const std::int64_t begin = std::max(run.begin, split_begin) / tile_keys * tile_keys;
-        const std::int64_t end = std::min(run.end, split_begin + run.split_tokens);
+        const std::int64_t begin = std::max(first_key(), split_begin) / tile_keys * tile_keys;
+        const std::int64_t end = std::min(last_key(), split_begin + run.split_tokens);
         for (std::int64_t first = begin; first < end; first += tile_keys) {
             add_tile(first);
             if ((first + tile_keys) % split_grain == 0 || first + tile_keys >= end) fold_cell();
@@ -102,6 +102,14 @@ private:
         const auto& v = args_.cache.v;
         return v.base == k.base && v.pages == k.pages && v.page_byte_offset == k.page_byte_offset &&
                v.page_stride == k.page_stride && v.token_stride == k.token_stride && v.head_stride == k.head_stride;
+    }
+    // No row of the item sees a key outside [first_key(), last_key()): in a segment bounds never decrease.
+    std::int64_t first_key() const {
+        const visible_keys& first = args_.plan.arrays.rows[row_of(0)];
+        return first.prefix > 0 ? 0 : std::max(item_.run->begin, first.lo);
+    }
+    std::int64_t last_key() const {
+        return std::min(item_.run->end, args_.plan.arrays.rows[row_of(item_.pairs - 1)].hi);
     }
     std::int64_t row_of(std::int64_t pair) const { return item_.run->first_row + (item_.first_pair + pair) / group_; }
     std::int64_t head_of(std::int64_t pair) const {

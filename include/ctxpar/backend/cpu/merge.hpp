@@ -68,7 +68,7 @@ void merge_row(const merge_parts<P, Base>& parts, std::int64_t row, const head_v
 // `scaled` may be the same memory.
 template <class P, lse_base Base, lse_base OutBase>
 void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int64_t row, const head_view<const P>& own,
-               const head_view<P>& scaled, std::int64_t lse_first, const head_view<lse<OutBase>>& lse_out) {
+               const head_view<P>& scaled, const state_origin& lse_first, const head_view<lse<OutBase>>& lse_out) {
     for (std::int64_t head = 0; head < own.heads; ++head) {
         const merge_weights<Base> weights = weights_of(lses, row, head);
         const lse<Base> part = lses.lse_of(own_part, row, head);
@@ -83,8 +83,10 @@ void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int
             const float weight = weights.weight(part);
             for (std::int64_t d = 0; d < own.width; ++d) to[d] = static_cast<P>(weight * static_cast<float>(from[d]));
         }
-        if (head >= lse_first && head < lse_first + lse_out.heads)
-            write_lse(lse_out, row, head - lse_first, weights.result());
+        const std::int64_t lse_row = row - lse_first.row;
+        const std::int64_t lse_head = head - lse_first.head;
+        if (lse_row >= 0 && lse_row < lse_out.rows && lse_head >= 0 && lse_head < lse_out.heads)
+            write_lse(lse_out, lse_row, lse_head, weights.result());
     }
 }
 

@@ -1,0 +1,244 @@
+// One pass of own rows over keys that are brought to them: the new tokens of the step, and the context in chunks
+// through the workspace. (O, LSE) is accumulated piece by piece, so that memory does not grow with the context; there
+// is nothing to merge over ranks, every rank has seen all keys.
+#pragma once
+
+#include <cstdint>
+
+#include <ctxpar/attention/prefill_rows.hpp>
+#include <ctxpar/backend/backend.hpp>
+#include <ctxpar/comm/communicator.hpp>
+#include <ctxpar/decode/pass.hpp>
+#include <ctxpar/layout/kv_view.hpp>
+#include <ctxpar/prefill/buffers.hpp>
+#include <ctxpar/prefill/step.hpp>
+
+namespace ctxpar::inline v0_1::detail {
+
+// The scales of rows that were copied out of `cache`: their own where each token has one, else the cache's.
+template <class T, class Cache>
+kv_view<T> with_scales_of(const Cache& cache, kv_view<T> rows, bool token_scales) {
+    if (!token_scales) {
+        rows.k_scale = cache.k_scale;
+        rows.v_scale = cache.v_scale;
+    }
+    return rows;
+}
+
+// Calls use(piece) for every chunk of context, or of new tokens, of the requests whose keys travel.
+template <class Use>
+void each_piece(const prefill_batch& batch, const prefill_law& law, const gather_law& gather, bool context,
+                const Use& use) {
+    const auto range_of = [&](std::int64_t index) { return piece_range(batch, law, context, index); };
+    kv_piece piece;
+    piece.law = gather;
+    piece.context = context;
+    for (;;) {
+        piece.chunk = gather.chunk(piece.from, batch.requests, range_of, [](const context_span&) {});
+        if (piece.chunk.rows_per_rank == 0) return;
+        use(piece);
+        piece.from = piece.chunk.next;
+    }
+}
+
+// Rows as they are: keys and values of the cache. The other source is the engine's up-projection, see prefill.hpp.
+struct stored_keys {
+    static constexpr bool projects = false;
+};
+
+template <class Project>
+struct projected_keys {
+    static constexpr bool projects = true;
+    Project& project;
+};
+
+template <class Policy, class Backend, communicator C>
+struct key_pass {
+    const groups<C>& ranks;
+    Backend& backend;
+    const prefill_limits& limits;
+    const prefill_step& step;
+    const prefill_buffers<Policy, Backend>& memory;
+    score_options score;
+
+    using buffers = key_buffers<Policy, Backend>;
+    using element = typename buffers::element;
+    using kv_element = typename buffers::kv_element;
+    using piece_element = typename buffers::piece_element;
+    using stream_type = typename Backend::stream_type;
+    static constexpr lse_base base = buffers::base;
+
+    // q is [rows][Hl][dq]: the own rows whose keys travel, and filling; out is [rows][Hl][dv]. `sinks` are those of the
+    // rank's own heads. All ranks of the KV group.
+    template <class Source, class Out, lse_base LseBase>
+    void run(const Source& source, const head_view<const element>& q, const kv_view<const kv_element>& cache,
+             const head_view<Out>& out, const head_view<lse<LseBase>>& lse_out, const float* sinks,
+             stream_type stream) const {
+        const kv_view<const kv_element> fresh = staged_rows(cache);
+        const gather_law one_rank{{1, 1}, Source::projects ? limits.gather.workspace_rows() : limits.new_rows()};
+        bool first = true;
+        each_piece(step.batch, step.law, one_rank, false, [&](kv_piece piece) {
+            piece.all_rows = first;
+            first = false;
+            const piece_extent extent = prepare(piece, q.rows, stream);
+            if constexpr (Source::projects) {
+                attend(piece, extent, q, project(source, piece, fresh, index_of(memory.keys.arrays.slots), stream),
+                       stream);
+            } else {
+                attend(piece, extent, q, fresh, stream);
+            }
+        });
+        each_piece(step.batch, step.law, limits.gather, true, [&](const kv_piece& piece) {
+            const piece_extent extent = prepare(piece, q.rows, stream);
+            const kv_view<const kv_element> chunk = gather(piece, cache, stream);
+            if constexpr (Source::projects) {
+                attend(piece, extent, q, project(source, piece, chunk, {}, stream), stream);
+            } else {
+                attend(piece, extent, q, chunk, stream);
+            }
+        });
+        finish(out, lse_out, sinks, stream);
+    }
+
+    // The staged new tokens, as rows with the scales of `cache`. Also what append writes.
+    template <class Cache>
+    kv_view<kv_element> staged_rows(const Cache& cache) const {
+        return with_scales_of(cache, packed_kv(memory.staged, limits.row, limits.new_rows(), 1),
+                              limits.row.token_scales);
+    }
+
+private:
+    // The arrays of a piece; the first one is attended by all rows, so that all have a state.
+    piece_extent prepare(const kv_piece& piece, std::int64_t all_rows, stream_type stream) const {
+        piece_extent extent = extent_of(step.batch, step.law, piece);
+        if (piece.all_rows) extent.rows = all_rows;
+        backend.piece_metadata({step.batch, step.law, piece, extent.rows, memory.keys.arrays}, stream);
+        return extent;
+    }
+
+    // Brings a chunk of context here: this rank's rows of it, then everyone's. One all_gather where N > 1.
+    kv_view<const kv_element> gather(const kv_piece& piece, const kv_view<const kv_element>& cache,
+                                     stream_type stream) const {
+        const std::int64_t rows = piece.chunk.rows_per_rank;
+        const std::int64_t page = piece.law.law.interleave;
+        const auto size = static_cast<std::int64_t>(sizeof(kv_element));
+        const auto bytes = static_cast<std::size_t>(rows * limits.row.bytes(size));
+        kv_element* const own = memory.keys.chunk + group_rank(ranks.kv) * rows * limits.row.bytes(size) / size;
+        copy_kv_args<kv_element, kv_element> copy;
+        copy.from = cache;
+        copy.slots = index_of(memory.keys.arrays.slots);
+        copy.to = packed_kv(own, limits.row, rows, 1);
+        copy.rows = rows;
+        copy.values_in_keys = limits.row.values_in_keys;
+        backend.copy_kv(copy, stream);
+        if (piece.law.law.ranks > 1) {
+            ranks.kv->all_gather(own, memory.keys.chunk, bytes, stream,
+                                 {"context", scalar_type_of<kv_element>, step.digest});
+        }
+        const std::int64_t pages = piece.law.law.ranks * rows / page;
+        return with_scales_of(cache, packed_kv(memory.keys.chunk, limits.row, pages, page), limits.row.token_scales);
+    }
+
+    // A piece up-projected by the engine, in the order of its rows. `slots` (null: one after another) says where the
+    // rows are in `stored`.
+    template <class Source>
+    kv_view<const element> project(const Source& source, const kv_piece& piece, const kv_view<const kv_element>& stored,
+                                   const index_view& slots, stream_type stream) const {
+        const std::int64_t rows = piece.law.law.ranks * piece.chunk.rows_per_rank;
+        const std::int64_t page = piece.law.law.interleave;
+        packed_row row = limits.row;
+        row.token_scales = false;
+        copy_kv_args<kv_element, element> copy;
+        copy.from = stored;
+        copy.slots = slots;
+        copy.to = packed_kv(memory.keys.latent, row, rows, 1);
+        copy.rows = rows;
+        copy.values_in_keys = true;
+        copy.dequantise = true;
+        backend.copy_kv(copy, stream);
+
+        const std::int64_t pitch = copy.to.k.token_stride;
+        const std::int64_t latent = limits.value_width;
+        const element* const from = memory.keys.latent;
+        const head_view<const element> latents{from, rows, 1, latent, 1, 0, pitch, pitch};
+        const head_view<const element> ropes{from + latent, rows, 1, limits.query_width - latent, 1, 0, pitch, pitch};
+        source.project(latents, ropes, dense_view(memory.keys.keys, rows, limits.heads, limits.key_query_width()),
+                       dense_view(memory.keys.values, rows, limits.heads, limits.key_value_width()), stream);
+        return nhd_kv(memory.keys.keys, memory.keys.values, rows / page, page, limits.heads, limits.key_query_width(),
+                      limits.key_value_width());
+    }
+
+    attention_plan plan_of(const kv_piece& piece, const piece_extent& extent, std::int64_t kv_heads) const {
+        const piece_arrays& arrays = memory.keys.arrays;
+        attention_plan plan;
+        plan.arrays = arrays.rows;
+        plan.table.blocks = index_of(arrays.pages);
+        plan.table.row_offsets = index_of(arrays.page_offsets);
+        plan.table.requests = step.batch.requests;
+        plan.table.block_size = piece.law.law.interleave;
+        plan.rows = extent.rows;
+        plan.requests = step.batch.requests;
+        plan.segments = 2 * extent.requests + 1;
+        plan.heads = limits.heads;
+        plan.kv_heads = kv_heads;
+        plan.query_width = limits.key_query_width();
+        plan.value_width = limits.key_value_width();
+        plan.memory = memory.keys.callable;
+        return plan;
+    }
+
+    // Attends the rows of a piece and adds what they saw to their sums.
+    template <class Kv>
+    void attend(const kv_piece& piece, const piece_extent& extent, const head_view<const element>& q,
+                const kv_view<const Kv>& keys, stream_type stream) const {
+        const std::int64_t width = limits.key_value_width();
+        attend_args<element, Kv, piece_element, base> args;
+        args.plan = plan_of(piece, extent, keys.kv_heads);
+        args.q = q.slice_rows(extent.first_row, extent.rows);
+        args.cache = keys;
+        args.out = dense_view(memory.keys.part, extent.rows, limits.heads, width);
+        args.lse_out = dense_view(memory.keys.part_lse, extent.rows, limits.heads, 1);
+        args.score = score;
+        args.scratch = memory.keys.scratch;
+        if constexpr (brings_attention<Backend>) backend.prepare(args.plan, stream);
+        backend.attend(args, stream);
+        const auto part = dense_view(memory.keys.wide_part, extent.rows, limits.heads, width);
+        if constexpr (!std::is_same_v<piece_element, float>)
+            backend.copy(head_view<const piece_element>(args.out), 0, part, stream);
+
+        // The first piece is the sum; a later one is merged with it.
+        const std::int64_t first_state = extent.first_row * limits.heads;
+        const auto sum = dense_view(memory.keys.sum + first_state * width, extent.rows, limits.heads, width);
+        const auto sum_lse = dense_view(memory.keys.sum_lse + first_state, extent.rows, limits.heads, 1);
+        const void* const outs[] = {sum.base, part.base};
+        const void* const lses[] = {sum_lse.base, args.lse_out.base};
+        const int skipped = piece.all_rows ? 1 : 0;
+        merge_parts<float, base> parts;
+        parts.out_parts = outs + skipped;
+        parts.lse_parts = lses + skipped;
+        parts.count = 2 - skipped;
+        parts.out = sum;
+        parts.lse_in = sum_lse;
+        parts.live = memory.keys.arrays.rows.live + skipped * extent.rows;
+        parts.live_stride = extent.rows;
+        backend.merge(parts, sum, sum_lse, stream);
+    }
+
+    // The sums of all rows become the output; a sink joins here, once.
+    template <class Out, lse_base LseBase>
+    void finish(const head_view<Out>& out, const head_view<lse<LseBase>>& lse_out, const float* sinks,
+                stream_type stream) const {
+        const void* const outs[] = {memory.keys.sum};
+        const void* const lses[] = {memory.keys.sum_lse};
+        merge_parts<float, base> parts;
+        parts.out_parts = outs;
+        parts.lse_parts = lses;
+        parts.count = 1;
+        parts.out = dense_view(static_cast<const float*>(memory.keys.sum), out.rows, limits.heads, out.width);
+        parts.lse_in = dense_view(static_cast<const lse<base>*>(memory.keys.sum_lse), out.rows, limits.heads, 1);
+        parts.sinks = sinks;
+        backend.merge(parts, out, lse_out, stream);
+    }
+};
+
+} // namespace ctxpar::inline v0_1::detail
