@@ -9,6 +9,8 @@ struct other_backend : ctxpar::cpu_backend {
 #if !defined(CTXPAR_FIXED)
     using stream_type = other_stream;
     void metadata(const ctxpar::metadata_args&, other_stream) {}
+    void prefill_metadata(const ctxpar::prefill_metadata_args&, other_stream) {}
+    void piece_metadata(const ctxpar::piece_metadata_args&, other_stream) {}
 #endif
 };
 
