@@ -89,7 +89,7 @@ public:
         step.scratch = lent.data;
         step.spread = detail::spread_exchange(policy_, detail::decode_part(shape()), mesh_, facts.counts.spread_rows,
                                               Backend::dense_partials);
-        step.schedule = schedule_of(step);
+        step.schedule = detail::prefill_schedule(policy_, limits_, mesh_, step, Backend::dense_partials);
         step.digest =
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
         for (Communicator* group : {groups_.kv, groups_.rows})
@@ -126,7 +126,9 @@ public:
         check_cache(step, kv_view<const kv_element>(cache));
         const buffers memory = carve(step.scratch);
         const kv_view<kv_element> staged = keys(step, memory, {}).staged_rows(cache);
-        write_rows(step, k, v, step.arrays.slots, step.arrays.stage, cache, staged, stream);
+        const detail::new_key_writer<Backend, element, kv_element> writer{
+            backend_, cache, staged, step.counts.staged_rows > 0, attention::values_in_keys};
+        writer.write(k, v, step.arrays.slots, step.arrays.stage, stream);
         if (limits_.pcp == 1 || step.counts.prefill_rows == 0) return;
 
         const detail::new_key_rows<element> rows(memory.new_keys, k, v, limits_.pcp, step.counts.prefill_rows);
@@ -135,8 +137,7 @@ public:
         backend_.copy_rows(v, chosen, rows.values_of(group_rank(groups_.rows)), stream);
         groups_.rows->all_gather(rows.part(group_rank(groups_.rows)), memory.new_keys, rows.part_bytes(), stream,
                                  {"new keys and values", scalar_type_of<element>, step.digest});
-        write_rows(step, rows.all_keys(), rows.all_values(), step.arrays.new_slots, step.arrays.new_stage, cache,
-                   staged, stream);
+        writer.write(rows.all_keys(), rows.all_values(), step.arrays.new_slots, step.arrays.new_stage, stream);
     }
 
     // Exact attention of the rank's rows over their whole sequences, new tokens included. q is [rows()][Hl][dq], out
@@ -216,17 +217,6 @@ private:
         return {groups_, backend_, limits_, step, memory, score};
     }
 
-    collective_schedule schedule_of(const prefill_step& step) const {
-        const exchange_shape decode = detail::exchange_of(policy_, detail::decode_part(shape()), mesh_,
-                                                          step.counts.decode_rows, Backend::dense_partials);
-        collective_schedule list;
-        list.add(detail::new_keys_call(limits_, step.counts.prefill_rows, scalar_type_of<element>, sizeof(element)));
-        if (step.counts.spread_rows > 0) list.add_all(layer_schedule(policy_.merging, step.spread));
-        if (step.counts.decode_rows > 0) list.add_all(layer_schedule(policy_.merging, decode));
-        list.add(detail::context_call(limits_, step.batch, step.law, scalar_type_of<kv_element>, sizeof(kv_element)));
-        return list;
-    }
-
     void write_arrays(prefill_step& step, const detail::prefill_facts& facts, stream_type stream) {
         const buffers memory = carve(step.scratch);
         step.arrays = memory.arrays;
@@ -240,22 +230,6 @@ private:
                                          detail::batch_facts{step.counts.decode_rows, facts.slots, facts.digest},
                                          workspace{memory.decode, decode_bytes()}, stream);
         }
-    }
-
-    void write_rows(const prefill_step& step, const head_view<const element>& k, const head_view<const element>& v,
-                    const std::int64_t* slots, const std::int64_t* stage, const kv_view<kv_element>& cache,
-                    const kv_view<kv_element>& staged, stream_type stream) {
-        append_args<element, kv_element> args;
-        args.k = k;
-        args.v = v;
-        args.slots = index_of(slots);
-        args.cache = cache;
-        args.values_in_keys = attention::values_in_keys;
-        backend_.append(args, stream);
-        if (step.counts.staged_rows == 0) return;
-        args.slots = index_of(stage);
-        args.cache = staged;
-        backend_.append(args, stream);
     }
 
     // Rows whose queries travel, or whose keys are all here.

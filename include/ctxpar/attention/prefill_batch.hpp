@@ -75,7 +75,8 @@ struct prefill_law {
     CTXPAR_HD constexpr context_range context_of(const prefill_request& request) const {
         if (request.tokens == 0 || request.computed == 0) return {};
         const visible_keys first = causal_row(request.computed + request.tokens, request.tokens, 0, mask);
-        if (first.lo >= request.computed && first.prefix == 0) return {};
+        // Where the interval of the first row, and so of every row, begins behind the context, the prefix is left.
+        if (first.lo >= request.computed) return {0, first.prefix < request.computed ? first.prefix : request.computed};
         const std::int64_t unit = gather.law.unit();
         return {mask.prefix > 0 ? 0 : first.lo / unit * unit, request.computed};
     }

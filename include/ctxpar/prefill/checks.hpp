@@ -149,6 +149,23 @@ inline collective_call context_call(const prefill_limits& limits, const prefill_
     return call;
 }
 
+// The collectives of append and attend of one layer.
+template <class Policy>
+collective_schedule prefill_schedule(const Policy& policy, const prefill_limits& limits, const mesh& ranks,
+                                     const prefill_step& step, bool dense_partials) {
+    using element = typename Policy::element;
+    using kv_element = typename Policy::attention_type::kv_element;
+    collective_schedule list;
+    list.add(new_keys_call(limits, step.counts.prefill_rows, scalar_type_of<element>, sizeof(element)));
+    if (step.counts.spread_rows > 0) list.add_all(layer_schedule(policy.merging, step.spread));
+    if (step.counts.decode_rows > 0) {
+        list.add_all(layer_schedule(policy.merging, exchange_of(policy, decode_part(limits.shape), ranks,
+                                                                step.counts.decode_rows, dense_partials)));
+    }
+    list.add(context_call(limits, step.batch, step.law, scalar_type_of<kv_element>, sizeof(kv_element)));
+    return list;
+}
+
 // The attention of the spread rows.
 inline attention_plan spread_plan(const prefill_step& step, const prefill_limits& limits, void* callable) {
     attention_plan plan;

@@ -15,13 +15,17 @@
 
 namespace ctxpar::inline v0_1::detail {
 
-// The scales of rows that were copied out of `cache`: their own where each token has one, else the cache's.
+// The scales of rows beside those of `cache`: their own where each token has one, shared by all heads where the cache's
+// are, so that rows are rounded as the cache rounds them; else the cache's.
 template <class T, class Cache>
 kv_view<T> with_scales_of(const Cache& cache, kv_view<T> rows, bool token_scales) {
     if (!token_scales) {
         rows.k_scale = cache.k_scale;
         rows.v_scale = cache.v_scale;
+        return rows;
     }
+    if (cache.k_scale.head_stride == 0) rows.k_scale.head_stride = 0;
+    if (cache.v_scale.head_stride == 0) rows.v_scale.head_stride = 0;
     return rows;
 }
 

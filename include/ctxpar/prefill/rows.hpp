@@ -128,6 +128,31 @@ private:
     std::int64_t value_width_;
 };
 
+// Writes new keys and values to the cache, and those of requests whose keys travel to the staged rows too.
+template <class Backend, class E, class Kv>
+struct new_key_writer {
+    Backend& backend;
+    const kv_view<Kv>& cache;
+    const kv_view<Kv>& staged;
+    bool any_staged;
+    bool values_in_keys;
+
+    void write(const head_view<const E>& k, const head_view<const E>& v, const std::int64_t* slots,
+               const std::int64_t* stage, typename Backend::stream_type stream) const {
+        append_args<E, Kv> args;
+        args.k = k;
+        args.v = v;
+        args.slots = index_of(slots);
+        args.cache = cache;
+        args.values_in_keys = values_in_keys;
+        backend.append(args, stream);
+        if (!any_staged) return;
+        args.slots = index_of(stage);
+        args.cache = staged;
+        backend.append(args, stream);
+    }
+};
+
 // Where rows go that are put back in the order of the batch or of its requests; -1 is nowhere.
 struct row_places {
     std::int64_t travelling = 0;               // rows that every rank sends
