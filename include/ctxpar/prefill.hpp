@@ -92,7 +92,8 @@ public:
         step.schedule = detail::prefill_schedule(policy_, limits_, mesh_, step, Backend::dense_partials);
         step.digest =
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
-        for (Communicator* group : {groups_.kv, groups_.rows})
+        Communicator* const both[] = {groups_.kv, groups_.rows};
+        for (Communicator* const group : both)
             if (group_size(group) > 1 && group->checks() != check_level::off)
                 group->agree(step.digest, "prefill plan", stream);
         write_arrays(step, facts, stream);
@@ -101,7 +102,8 @@ public:
 
     // Throws a known failure of the communicators.
     void check(const prefill_step&) {
-        for (Communicator* group : {groups_.kv, groups_.rows})
+        Communicator* const both[] = {groups_.kv, groups_.rows};
+        for (Communicator* const group : both)
             if (group != nullptr) group->check();
     }
 

@@ -235,7 +235,7 @@ CTXPAR_HD inline void write_span(const piece_metadata_args& args, const context_
     out.starts[span.request] = span.start;
     out.page_offsets[span.request] = first_page;
     out.rows.local_lengths[span.request] = span.length;
-    for (std::int64_t b = 0; b * law.interleave < span.length; ++b)
+    for (std::int64_t b = 0; span.length > b * law.interleave; ++b)
         out.pages[first_page + b] = piece.law.gathered_page(span, b, piece.chunk.rows_per_rank);
     if (!piece.context) {
         for (std::int64_t i = 0; i < span.length; ++i) out.slots[span.row + i] = staged + span.start + i;

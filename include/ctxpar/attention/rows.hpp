@@ -7,7 +7,6 @@
 // nothing else.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 

@@ -18,24 +18,23 @@
 // The tests for NaN and infinities look at bits, so that a program built with -ffast-math keeps these rules.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
+#include <ctxpar/core/bits.hpp>
 #include <ctxpar/core/config.hpp>
 #include <ctxpar/core/lse.hpp>
 
 namespace ctxpar::inline v0_1 {
 
 CTXPAR_HD constexpr bool is_minus_infinity(float value) {
-    return std::bit_cast<std::uint32_t>(value) == 0xff800000U;
+    return bits_as<std::uint32_t>(value) == 0xff800000U;
 }
 
 // NaN of either sign, or +inf.
 CTXPAR_HD constexpr bool is_nan_or_plus_infinity(float value) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t bits = bits_as<std::uint32_t>(value);
     return bits == 0x7f800000U || (bits & 0x7fffffffU) > 0x7f800000U;
 }
 
@@ -85,7 +84,7 @@ public:
     // The share of this part in the mean: 0 for an empty one, NaN for all others where some LSE is broken.
     CTXPAR_HD float weight(lse<Base> part, bool empty = false) const {
         if (!has_weight(part, empty)) return 0.0F;
-        return broken_ ? std::numeric_limits<float>::quiet_NaN() : exp_in<Base>(part.value - max_) / sum_;
+        return broken_ ? float_nan : exp_in<Base>(part.value - max_) / sum_;
     }
 
     // Whether some live part or the sink had a NaN or +inf LSE: the whole result is then NaN.
@@ -93,7 +92,7 @@ public:
 
     // The merged LSE, the sink included.
     CTXPAR_HD lse<Base> result() const {
-        if (broken_) return {std::numeric_limits<float>::quiet_NaN()};
+        if (broken_) return {float_nan};
         if (!any_) return {};
         return {max_ + log_in<Base>(sum_)};
     }
@@ -109,7 +108,7 @@ private:
 // multiplies them by what raise() and absorb() tell.
 template <lse_base Base>
 struct softmax_state {
-    float max = -std::numeric_limits<float>::infinity();
+    float max = -float_infinity;
     float sum = 0.0F;
 
     // The empty state; merging with it changes nothing.

@@ -8,6 +8,13 @@
 #define CTXPAR_HD
 #endif
 
+// Before a CTXPAR_HD template that calls what it is given: the callee may be a function of either side.
+#if defined(__CUDACC__)
+#define CTXPAR_ANY_CALLEE _Pragma("nv_exec_check_disable")
+#else
+#define CTXPAR_ANY_CALLEE
+#endif
+
 // A type that must be one and the same across shared libraries that hide their symbols: the error types.
 #if defined(__GNUC__) || defined(__clang__)
 #define CTXPAR_VISIBLE __attribute__((visibility("default")))

@@ -95,7 +95,9 @@ public:
     sentence_part(const char* text) : text_(text) {}
     sentence_part(const std::string& text) : text_(text.c_str()) {}
     template <std::integral Number>
-    sentence_part(Number number) : number_(static_cast<std::uint64_t>(number)), negative_(number < Number{}) {}
+    sentence_part(Number number) : number_(static_cast<std::uint64_t>(number)) {
+        if constexpr (std::signed_integral<Number>) negative_ = number < 0;
+    }
 
     void append_to(std::string& whole) const {
         if (text_ != nullptr) {

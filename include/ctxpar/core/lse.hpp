@@ -7,9 +7,9 @@
 // empty set of keys has LSE -inf in either base; no finite number stands for it.
 #pragma once
 
-#include <limits>
 #include <type_traits>
 
+#include <ctxpar/core/bits.hpp>
 #include <ctxpar/core/config.hpp>
 
 namespace ctxpar::inline v0_1 {
@@ -23,7 +23,7 @@ inline constexpr float ln_2 = 0.6931471805599453F;
 template <lse_base Base>
 struct lse {
     static constexpr lse_base base = Base;
-    float value = -std::numeric_limits<float>::infinity();
+    float value = -float_infinity;
 };
 
 using natural_lse = lse<lse_base::natural>;

@@ -10,10 +10,10 @@
 // KV caches do: what is beyond the largest number, infinity included, becomes the largest number of its sign.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
+#include <ctxpar/core/bits.hpp>
 #include <ctxpar/core/config.hpp>
 
 namespace ctxpar::inline v0_1 {
@@ -75,23 +75,23 @@ private:
         const std::uint32_t exponent = magnitude >> Mantissa;
         const std::uint32_t mantissa = magnitude & ((1u << Mantissa) - 1);
         if (magnitude > (HasInfinity ? infinity_bits : largest_bits))
-            return std::bit_cast<float>(sign | 0x7fc00000u | (mantissa << (23 - Mantissa)));
-        if (HasInfinity && magnitude == infinity_bits) return std::bit_cast<float>(sign | 0x7f800000u);
+            return bits_as<float>(sign | 0x7fc00000u | (mantissa << (23 - Mantissa)));
+        if (HasInfinity && magnitude == infinity_bits) return bits_as<float>(sign | 0x7f800000u);
         if (exponent == 0) {
             constexpr int lowest = 1 - bias - Mantissa; // exponent of the smallest subnormal
             if constexpr (lowest <= -126) {             // bf16: its subnormals are float's subnormals
-                return std::bit_cast<float>(sign | (mantissa << (23 - Mantissa)));
+                return bits_as<float>(sign | (mantissa << (23 - Mantissa)));
             } else {
-                const float unit = std::bit_cast<float>(static_cast<std::uint32_t>(lowest + 127) << 23);
+                const float unit = bits_as<float>(static_cast<std::uint32_t>(lowest + 127) << 23);
                 const float value = static_cast<float>(mantissa) * unit;
                 return sign != 0 ? -value : value;
             }
         }
-        return std::bit_cast<float>(sign | ((exponent + 127 - bias) << 23) | (mantissa << (23 - Mantissa)));
+        return bits_as<float>(sign | ((exponent + 127 - bias) << 23) | (mantissa << (23 - Mantissa)));
     }
 
     CTXPAR_HD static constexpr Storage encode(float value) {
-        const std::uint32_t raw = std::bit_cast<std::uint32_t>(value);
+        const std::uint32_t raw = bits_as<std::uint32_t>(value);
         const Storage sign = static_cast<Storage>((raw >> 31) << (Exponent + Mantissa));
         const std::uint32_t magnitude = raw & 0x7fffffffu;
         if (magnitude > 0x7f800000u) { // NaN: keep what fits of its payload, and never turn into an infinity

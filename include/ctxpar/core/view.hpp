@@ -54,7 +54,9 @@ struct head_view {
         return part;
     }
 
-    CTXPAR_HD constexpr operator head_view<const T>() const requires(!std::is_const_v<T>) {
+    template <class Const>
+        requires(std::is_same_v<Const, const T> && !std::is_const_v<T>)
+    CTXPAR_HD constexpr operator head_view<Const>() const {
         return {base, rows, heads, width, heads_per_block, block_stride, row_stride, head_stride};
     }
 };

@@ -64,6 +64,7 @@ struct gather_law {
 
     // The chunk that begins at the cursor. range_of(request) is the context_range of each of `requests` requests, and
     // visit(span) is called for each span in order. Without anything left: rows_per_rank 0 and no span.
+    CTXPAR_ANY_CALLEE
     template <class RangeOf, class Visit>
     CTXPAR_HD constexpr gather_chunk chunk(gather_cursor from, std::int64_t requests, const RangeOf& range_of,
                                            const Visit& visit) const {

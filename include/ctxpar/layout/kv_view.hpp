@@ -72,7 +72,9 @@ struct kv_plane {
         return page * page_stride + token * token_stride + head * head_stride;
     }
 
-    CTXPAR_HD constexpr operator kv_plane<const T>() const requires(!std::is_const_v<T>) {
+    template <class Const>
+        requires(std::is_same_v<Const, const T> && !std::is_const_v<T>)
+    CTXPAR_HD constexpr operator kv_plane<Const>() const {
         return {base, pages, page_byte_offset, page_stride, token_stride, head_stride};
     }
 };
@@ -108,7 +110,9 @@ struct kv_view {
         return v_scale.at(page_of(slot), token_of(slot), head);
     }
 
-    CTXPAR_HD constexpr operator kv_view<const T>() const requires(!std::is_const_v<T>) {
+    template <class Const>
+        requires(std::is_same_v<Const, const T> && !std::is_const_v<T>)
+    CTXPAR_HD constexpr operator kv_view<Const>() const {
         return {k, v, pages, page_size, kv_heads, key_width, value_width, k_scale, v_scale};
     }
 };

@@ -13,6 +13,13 @@
 
 #define CTXPAR_INLINE [[gnu::always_inline]] inline
 
+// Unrolls the loop that follows. The front end of a CUDA compiler does not know the pragma; it is about speed alone.
+#if defined(__CUDACC__)
+#define CTXPAR_UNROLL
+#else
+#define CTXPAR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace ctxpar::inline v0_1::cpu {
 
 // Widths in memory are padded to multiples of this, which every vector length divides.

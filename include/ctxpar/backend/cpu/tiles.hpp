@@ -51,13 +51,13 @@ CTXPAR_INLINE void score_block(const float* q, const float* keys, std::int64_t q
                 const std::int64_t end = start + chain * W < q_pad ? start + chain * W : q_pad;
                 for (std::int64_t d = start; d < end; d += W) {
                     floats<W> key[group];
-#pragma GCC unroll 16
+                    CTXPAR_UNROLL
                     for (int j = 0; j < group; ++j) load<W>(keys + (t + j) * q_pad + d, key[j]);
-#pragma GCC unroll 16
+                    CTXPAR_UNROLL
                     for (int i = 0; i < at_once; ++i) {
                         floats<W> query;
                         load<W>(q + (p + i) * q_pad + d, query);
-#pragma GCC unroll 16
+                        CTXPAR_UNROLL
                         for (int j = 0; j < group; ++j) acc[group * i + j] += query * key[j];
                     }
                 }
@@ -79,11 +79,11 @@ CTXPAR_INLINE void value_block(const float* p, const float* values, std::int64_t
     floats<W> acc[Pairs][Vectors] = {};
     for (std::int64_t t = first; t < last; ++t) {
         floats<W> value[Vectors];
-#pragma GCC unroll 16
+        CTXPAR_UNROLL
         for (int c = 0; c < Vectors; ++c) load<W>(values + t * v_stride + c * W, value[c]);
-#pragma GCC unroll 16
+        CTXPAR_UNROLL
         for (int i = 0; i < Pairs; ++i) {
-#pragma GCC unroll 16
+            CTXPAR_UNROLL
             for (int c = 0; c < Vectors; ++c) acc[i][c] += value[c] * p[i * tile_keys + t];
         }
     }
@@ -136,7 +136,7 @@ CTXPAR_INLINE float weigh_scores(float* p, std::uint32_t mask, const tile_factor
     for (int i = 0; i < W; ++i) lane_bit[i] = 1U << i;
     floats<W> score[vectors];
     floats<W> largest = nothing;
-#pragma GCC unroll 8
+    CTXPAR_UNROLL
     for (int x = 0; x < vectors; ++x) {
         floats<W> factor;
         load<W>(p + x * W, score[x]);
@@ -148,7 +148,7 @@ CTXPAR_INLINE float weigh_scores(float* p, std::uint32_t mask, const tile_factor
     const float keep = state.raise(max_of<W>(largest));
     const float reference = is_minus_infinity(state.max) ? 0.0F : state.max;
     floats<W> sum{};
-#pragma GCC unroll 8
+    CTXPAR_UNROLL
     for (int x = 0; x < vectors; ++x) {
         floats<W> factor;
         floats<W> weight = score[x] - reference;

@@ -1,0 +1,85 @@
+// A grid of CUDA blocks, run one block after another; the threads of a block are fibers. What kernels may ask of the
+// machine (barriers, warp operations, shared memory) ends here, and so does what they may do wrong with it.
+//
+// Nothing here is parallel: a run depends on the kernel, its inputs and the seed, and a fault can be seen again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+namespace simt {
+
+// A kernel did what it must not, or its threads wait for one another. The text names threads and places.
+class fault : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+struct extent {
+    unsigned x = 1;
+    unsigned y = 1;
+    unsigned z = 1;
+
+    std::size_t count() const { return std::size_t{x} * y * z; }
+};
+
+inline constexpr unsigned warp_size = 32;
+
+// In which order threads go on where several can.
+//   first_in  as they became ready: only this one is fair, and it hides faults
+//   any       one at random
+//   one_warp  threads of one warp until all of them wait, then another warp
+enum class thread_order : std::uint8_t { first_in, any, one_warp };
+
+struct grid_options {
+    extent grid;
+    extent block;
+    std::size_t shared_bytes = 0;
+    thread_order order = thread_order::any;
+    std::uint64_t seed = 1; // of the order of threads and of blocks
+};
+
+// Runs kernel() on every thread of the grid. Throws fault.
+void run_grid(const grid_options& options, const std::function<void()>& kernel);
+
+// The thread that is running; only inside run_grid.
+struct thread_position {
+    extent thread; // index in its block
+    extent block;  // index in the grid
+    extent block_size;
+    extent grid_size;
+    unsigned rank = 0; // of the thread in its block, x fastest
+};
+const thread_position& position();
+
+// All threads of the block that have not exited (`threads` 0), or that many of them, meet at barrier `id` (0..15).
+void barrier(unsigned id, unsigned threads, const char* what,
+             const std::source_location& where = std::source_location::current());
+
+// The lanes of `mask` meet; the last one to come does work(data, mask) with every lane's pointer, and all go on. The
+// caller's lane must be in the mask. All lanes must ask for the same `what`, a text with static storage.
+using warp_work = void (*)(void* const* data, std::uint32_t mask);
+void meet_in_warp(std::uint32_t mask, const char* what, void* data, warp_work work,
+                  const std::source_location& where = std::source_location::current());
+
+// Lets other threads go on first.
+void yield();
+
+// The block's shared memory, aligned to 1,024 bytes; every byte is 0xff when the block starts.
+std::byte* shared_memory();
+std::size_t shared_bytes();
+
+// Whether [place, place + bytes) lies in the block's shared memory.
+bool is_shared(const void* place, std::size_t bytes);
+
+// Ends the run: run_grid throws fault with this text, which should say what and where.
+[[noreturn]] void raise_fault(const std::string& text);
+
+// "thread 5 (warp 0, lane 5) of block 2 at kernel.cuh:17"
+std::string describe_here(const std::source_location& where);
+
+} // namespace simt

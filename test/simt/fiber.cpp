@@ -1,0 +1,170 @@
+#include "fiber.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#if !defined(__x86_64__) || defined(SIMT_UCONTEXT)
+#define SIMT_USES_UCONTEXT 1
+#include <ucontext.h>
+#else
+#define SIMT_USES_UCONTEXT 0
+#endif
+
+namespace simt {
+
+fiber_stack::fiber_stack() {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    void* const place =
+        mmap(nullptr, usable_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (place == MAP_FAILED || mprotect(place, page, PROT_NONE) != 0) std::abort();
+    mapped_ = static_cast<std::byte*>(place);
+    bottom_ = mapped_ + page;
+}
+
+fiber_stack::~fiber_stack() {
+    munmap(mapped_, usable_bytes + static_cast<std::size_t>(bottom_ - mapped_));
+}
+
+stack_pool& stack_pool::of_this_thread() {
+    thread_local stack_pool pool;
+    return pool;
+}
+
+std::unique_ptr<fiber_stack> stack_pool::take() {
+    if (free_.empty()) return std::make_unique<fiber_stack>();
+    std::unique_ptr<fiber_stack> stack = std::move(free_.back());
+    free_.pop_back();
+    return stack;
+}
+
+void stack_pool::give(std::unique_ptr<fiber_stack> stack) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(stack->bottom(), fiber_stack::usable_bytes); // a fiber may have been given up
+#endif
+    free_.push_back(std::move(stack));
+}
+
+#if SIMT_USES_UCONTEXT
+struct context::machine_state {
+    ucontext_t registers;
+};
+#else
+struct context::machine_state {};
+
+// Saves the registers that a call must keep, changes stacks, and goes on where the other one was left. It ends in a
+// jump and not in a return, which the processor would predict wrongly every time.
+asm(R"(
+.text
+.p2align 4
+.type simt_switch, @function
+simt_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    popq %rcx
+    jmp *%rcx
+.size simt_switch, .-simt_switch
+)");
+extern "C" void simt_switch(void** save, void* load) asm("simt_switch");
+#endif
+
+struct fiber_entry {
+#if SIMT_USES_UCONTEXT
+    static void run(unsigned high, unsigned low) {
+        context::begin(reinterpret_cast<context*>(static_cast<std::uintptr_t>(high) << 32 | low));
+    }
+#else
+    // The first thing on a new stack: what to run was put into a register that a switch keeps.
+    static void run() {
+        context* self = nullptr;
+        asm volatile("movq %%rbx, %0" : "=r"(self));
+        context::begin(self);
+    }
+#endif
+};
+
+context::context() = default;
+context::~context() = default;
+
+void context::start(fiber_stack& stack, void (*run)(void*), void* argument) {
+    run_ = run;
+    argument_ = argument;
+    stack_bottom_ = stack.bottom();
+    stack_bytes_ = fiber_stack::usable_bytes;
+#if SIMT_USES_UCONTEXT
+    state_ = std::make_unique<machine_state>();
+    getcontext(&state_->registers);
+    state_->registers.uc_stack.ss_sp = stack.bottom();
+    state_->registers.uc_stack.ss_size = fiber_stack::usable_bytes;
+    state_->registers.uc_link = nullptr;
+    const auto self = reinterpret_cast<std::uintptr_t>(this);
+    makecontext(&state_->registers, reinterpret_cast<void (*)()>(&fiber_entry::run), 2,
+                static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+#else
+    // As simt_switch leaves a stack: six registers and where to go on; then the stack as a call would find it.
+    auto* top = reinterpret_cast<std::uintptr_t*>(stack.top());
+    *--top = 0; // no one to return to
+    *--top = reinterpret_cast<std::uintptr_t>(&fiber_entry::run);
+    for (int i = 0; i < 6; ++i) *--top = 0;
+    top[4] = reinterpret_cast<std::uintptr_t>(this); // rbx
+    stack_pointer_ = top;
+#endif
+}
+
+void context::begin(context* self) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(self->fake_stack_, nullptr, nullptr);
+#endif
+    self->run_(self->argument_);
+    std::abort(); // run leaves for good
+}
+
+void context::leave([[maybe_unused]] context& to, [[maybe_unused]] bool for_good) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (stack_bottom_ == nullptr) { // the OS thread's own stack
+        pthread_attr_t attributes;
+        void* bottom = nullptr;
+        pthread_getattr_np(pthread_self(), &attributes);
+        pthread_attr_getstack(&attributes, &bottom, &stack_bytes_);
+        pthread_attr_destroy(&attributes);
+        stack_bottom_ = bottom;
+    }
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, to.stack_bottom_, to.stack_bytes_);
+#endif
+#if SIMT_USES_UCONTEXT
+    if (state_ == nullptr) state_ = std::make_unique<machine_state>();
+    swapcontext(&state_->registers, &to.state_->registers);
+#else
+    simt_switch(&stack_pointer_, to.stack_pointer_);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void context::leave_for_good(context& to) {
+    leave(to, true);
+    std::abort();
+}
+
+} // namespace simt

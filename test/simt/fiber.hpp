@@ -1,0 +1,71 @@
+// Fibers: many small threads of control on one OS thread, switched by hand. The emulator runs every thread of a CUDA
+// block as one.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace simt {
+
+// A stack with a page that no one may touch below it.
+class fiber_stack {
+public:
+    static constexpr std::size_t usable_bytes = 64 * 1024;
+
+    fiber_stack();
+    fiber_stack(const fiber_stack&) = delete;
+    fiber_stack& operator=(const fiber_stack&) = delete;
+    ~fiber_stack();
+
+    std::byte* bottom() const { return bottom_; }
+    std::byte* top() const { return bottom_ + usable_bytes; }
+
+private:
+    std::byte* mapped_;
+    std::byte* bottom_;
+};
+
+// Stacks that are used again, one pool for each OS thread.
+class stack_pool {
+public:
+    static stack_pool& of_this_thread();
+    std::unique_ptr<fiber_stack> take();
+    void give(std::unique_ptr<fiber_stack> stack);
+
+private:
+    std::vector<std::unique_ptr<fiber_stack>> free_;
+};
+
+// Where control is kept while it is elsewhere: that of a fiber, or of the OS thread that runs fibers.
+class context {
+public:
+    context(); // of the running OS thread; filled when it is left
+    context(const context&) = delete;
+    context& operator=(const context&) = delete;
+    ~context();
+
+    // Makes this the start of a fiber on `stack`: run(argument), which ends by leaving for the last time.
+    void start(fiber_stack& stack, void (*run)(void*), void* argument);
+
+    // Leaves this context, which is running, and goes on where `to` was left.
+    void leave_to(context& to) { leave(to, false); }
+    // The same for a fiber that is never entered again.
+    [[noreturn]] void leave_for_good(context& to);
+
+private:
+    struct machine_state;
+    static void begin(context* self);
+    void leave(context& to, bool for_good);
+    friend struct fiber_entry;
+
+    void* stack_pointer_ = nullptr; // where registers are saved
+    std::unique_ptr<machine_state> state_;
+    void (*run_)(void*) = nullptr;
+    void* argument_ = nullptr;
+    const void* stack_bottom_ = nullptr; // what the address sanitizer is told
+    std::size_t stack_bytes_ = 0;
+    void* fake_stack_ = nullptr;
+};
+
+} // namespace simt
