@@ -352,6 +352,11 @@ bool is_shared(const void* place, std::size_t bytes) {
            static_cast<std::size_t>(first - shared.data()) <= shared.bytes() - bytes;
 }
 
+traffic& counters() {
+    thread_local traffic counted;
+    return counted;
+}
+
 void raise_fault(const std::string& text) {
     running->raise(text);
 }

@@ -76,6 +76,13 @@ std::size_t shared_bytes();
 // Whether [place, place + bytes) lies in the block's shared memory.
 bool is_shared(const void* place, std::size_t bytes);
 
+// What kernels of this OS thread have read and written in wide pieces, since it was last set to zero.
+struct traffic {
+    std::uint64_t bytes_read = 0;
+    std::uint64_t bytes_written = 0;
+};
+traffic& counters();
+
 // Ends the run: run_grid throws fault with this text, which should say what and where.
 [[noreturn]] void raise_fault(const std::string& text);
 

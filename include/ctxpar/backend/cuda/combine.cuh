@@ -1,0 +1,91 @@
+// Partial states on a device: merge, scale, sum, pack. A warp takes one (row, head) at a time; every lane works out the
+// weights of all parts, which are few, and then takes its columns, four at a time.
+//
+// The rules, and the order in which parts are added, are those of softmax_state.hpp and of the CPU: parts in order.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <ctxpar/attention/softmax_state.hpp>
+#include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/core/bits.hpp>
+
+namespace ctxpar::inline v0_1::cuda {
+
+// The pointers of parts as a kernel gets them; a launch refuses more.
+inline constexpr std::int64_t most_kernel_parts = 64;
+
+struct part_list {
+    const void* at[most_kernel_parts];
+};
+
+template <class P, lse_base Base>
+struct parts_on_device {
+    part_list outs;
+    part_list lses;
+    bool lse_behind_vector; // A2A: each LSE lies behind its vector, as raw bits
+    std::int64_t count;
+    head_view<const P> out;
+    head_view<const lse<Base>> lse_in;
+    const std::uint8_t* live;
+    std::int64_t live_stride;
+    const float* sinks;
+
+    CTXPAR_DEVICE const P* vector(std::int64_t part, std::int64_t row, std::int64_t head) const {
+        return static_cast<const P*>(outs.at[part]) + out.offset(row, head);
+    }
+    CTXPAR_DEVICE lse<Base> lse_of(std::int64_t part, std::int64_t row, std::int64_t head) const {
+        if (!lse_behind_vector) return static_cast<const lse<Base>*>(lses.at[part])[lse_in.offset(row, head)];
+        std::uint32_t bits = 0; // of any alignment
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(vector(part, row, head) + out.width);
+        for (int i = 0; i < 4; ++i) bits |= static_cast<std::uint32_t>(bytes[i]) << (8 * i);
+        return {bits_as<float>(bits)};
+    }
+    CTXPAR_DEVICE bool empty(std::int64_t part, std::int64_t row) const {
+        return live != nullptr && live[part * live_stride + row] == 0;
+    }
+};
+
+// The weights of all parts of one (row, head).
+template <class P, lse_base Base>
+CTXPAR_DEVICE merge_weights<Base> weights_of(const parts_on_device<P, Base>& parts, std::int64_t row,
+                                             std::int64_t head) {
+    merge_weights<Base> weights;
+    const float sink = parts.sinks == nullptr ? 0.0F : lse_cast<Base>(natural_lse{parts.sinks[head]}).value;
+    for (std::int64_t i = 0; i < parts.count; ++i) weights.see(parts.lse_of(i, row, head), parts.empty(i, row));
+    if (parts.sinks != nullptr) weights.see_sink(sink);
+    for (std::int64_t i = 0; i < parts.count; ++i) weights.add(parts.lse_of(i, row, head), parts.empty(i, row));
+    if (parts.sinks != nullptr) weights.add_sink(sink);
+    return weights;
+}
+
+// Calls use(row, head) for every vector, a warp each.
+template <class Use>
+CTXPAR_DEVICE void each_vector(std::int64_t rows, std::int64_t heads, const Use& use) {
+    const std::int64_t warps = block_threads() / warp_size;
+    const std::int64_t first = block_x() * warps + thread_index() / warp_size;
+    for (std::int64_t i = first; i < rows * heads; i += grid_x() * warps) use(i / heads, i % heads);
+}
+
+template <class P, class Out, lse_base Base, lse_base OutBase>
+CTXPAR_KERNEL void merge_kernel(parts_on_device<P, Base> parts, head_view<Out> out, head_view<lse<OutBase>> lse_out) {
+    each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
+        const merge_weights<Base> weights = weights_of(parts, row, head);
+        Out* const to = out.at(row, head);
+        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) {
+            float sum = weights.broken() ? float_nan : 0.0F;
+            for (std::int64_t i = 0; i < parts.count && !weights.broken(); ++i) {
+                const lse<Base> part = parts.lse_of(i, row, head);
+                if (!weights.has_weight(part, parts.empty(i, row))) continue;
+                sum += weights.weight(part) * static_cast<float>(parts.vector(i, row, head)[d]);
+            }
+            to[d] = static_cast<Out>(sum);
+        }
+        sync_warp(); // the LSE may take the place of a part's, which other lanes still read
+        if (lse_out.base != nullptr && lane_index() == 0) *lse_out.at(row, head) = lse_cast<OutBase>(weights.result());
+    });
+}
+
+} // namespace ctxpar::inline v0_1::cuda
