@@ -1,5 +1,5 @@
 // Partial states on a device: merge, scale, sum, pack. A warp takes one (row, head) at a time; every lane works out the
-// weights of all parts, which are few, and then takes its columns, four at a time.
+// weights of all parts, which are few, and then takes its columns.
 //
 // The rules, and the order in which parts are added, are those of softmax_state.hpp and of the CPU: parts in order.
 #pragma once
@@ -85,6 +85,70 @@ CTXPAR_KERNEL void merge_kernel(parts_on_device<P, Base> parts, head_view<Out> o
         }
         sync_warp(); // the LSE may take the place of a part's, which other lanes still read
         if (lse_out.base != nullptr && lane_index() == 0) *lse_out.at(row, head) = lse_cast<OutBase>(weights.result());
+    });
+}
+
+// scaled = own O times its weight among all parts, 0 where it has none; the merged LSE of the rows and heads from
+// `first` on goes to lse_out, as many as it has. `own` and `scaled` may be the same memory.
+template <class P, lse_base Base, lse_base OutBase>
+CTXPAR_KERNEL void scale_kernel(parts_on_device<P, Base> lses, std::int64_t own_part, head_view<const P> own,
+                                head_view<P> scaled, state_origin first, head_view<lse<OutBase>> lse_out) {
+    each_vector(own.rows, own.heads, [&](std::int64_t row, std::int64_t head) {
+        const merge_weights<Base> weights = weights_of(lses, row, head);
+        const lse<Base> part = lses.lse_of(own_part, row, head);
+        const bool counts = !weights.broken() && weights.has_weight(part, lses.empty(own_part, row));
+        const float weight = counts ? weights.weight(part) : 0.0F;
+        const P* const from = own.at(row, head);
+        P* const to = scaled.at(row, head);
+        const float nothing = weights.broken() ? float_nan : 0.0F;
+        for (std::int64_t d = lane_index(); d < own.width; d += warp_size)
+            to[d] = static_cast<P>(counts ? weight * static_cast<float>(from[d]) : nothing);
+        const std::int64_t lse_row = row - first.row;
+        const std::int64_t lse_head = head - first.head;
+        const bool wanted = lse_row >= 0 && lse_row < lse_out.rows && lse_head >= 0 && lse_head < lse_out.heads;
+        if (wanted && lse_out.base != nullptr && lane_index() == 0)
+            *lse_out.at(lse_row, lse_head) = lse_cast<OutBase>(weights.result());
+    });
+}
+
+// out = sum of the parts in their order; `shape` says where a part's elements lie relative to its pointer.
+template <class P, class Out>
+CTXPAR_KERNEL void sum_parts_kernel(part_list parts, std::int64_t count, head_view<const P> shape, head_view<Out> out) {
+    each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
+        const std::int64_t offset = shape.offset(row, head);
+        Out* const to = out.at(row, head);
+        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) {
+            float sum = 0.0F;
+            for (std::int64_t i = 0; i < count; ++i)
+                sum += static_cast<float>(static_cast<const P*>(parts.at[i])[offset + d]);
+            to[d] = static_cast<Out>(sum);
+        }
+    });
+}
+
+// Vectors to where they are sent from, each followed by the raw bits of its LSE, at any alignment.
+template <class P, lse_base Base>
+CTXPAR_KERNEL void pack_kernel(head_view<const P> out, head_view<const lse<Base>> lse_in, head_view<P> packed) {
+    each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
+        const P* const from = out.at(row, head);
+        P* const to = packed.at(row, head);
+        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) to[d] = from[d];
+        if (lane_index() < sizeof(float)) {
+            const auto bits = bits_as<std::uint32_t>(lse_in.at(row, head)->value);
+            reinterpret_cast<std::uint8_t*>(to + out.width)[lane_index()] =
+                static_cast<std::uint8_t>(bits >> (8 * lane_index()));
+        }
+    });
+}
+
+// Heads [first_head, first_head + to.heads) of `from`, converted.
+template <class From, class To>
+CTXPAR_KERNEL void convert_kernel(head_view<const From> from, std::int64_t first_head, head_view<To> to) {
+    each_vector(to.rows, to.heads, [&](std::int64_t row, std::int64_t head) {
+        const From* const source = from.at(row, first_head + head);
+        To* const target = to.at(row, head);
+        for (std::int64_t d = lane_index(); d < to.width; d += warp_size)
+            target[d] = static_cast<To>(static_cast<float>(source[d]));
     });
 }
 
