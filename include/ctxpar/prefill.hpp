@@ -18,6 +18,7 @@
 #include <utility>
 
 #include <ctxpar/attention/prefill_batch.hpp>
+#include <ctxpar/attention/prefill_pieces.hpp>
 #include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/core/workspace.hpp>
 #include <ctxpar/decode.hpp>

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include <ctxpar/attention/batch.hpp>
+#include <ctxpar/attention/prefill_pieces.hpp>
 #include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/attention/rows.hpp>
 #include <ctxpar/core/lse.hpp>

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <ctxpar/attention/prefill_pieces.hpp>
 #include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/workspace.hpp>

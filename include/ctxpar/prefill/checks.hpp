@@ -212,7 +212,7 @@ void check_hidden(const head_view<T>& own, const prefill_shape& shape) {
 template <class Kv>
 void check_travelling_scales(const kv_view<Kv>& cache, const prefill_limits& limits) {
     if (!limits.keys_travel()) return;
-    const bool shared = cache.v.base == cache.k.base;
+    const bool shared = limits.row.values_in_keys;
     for (const kv_scale* scale : {&cache.k_scale, shared ? &cache.k_scale : &cache.v_scale}) {
         const bool varies = scale->data != nullptr && (scale->page_stride != 0 || scale->token_stride != 0);
         const bool token = scale->kind == scale_kind::token && scale->data != nullptr;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <ctxpar/attention/prefill_pieces.hpp>
 #include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/comm/communicator.hpp>
