@@ -88,7 +88,7 @@ public:
     // step's stream first.
     step_status check(const decode_step& step) {
         if (groups_.kv != nullptr) groups_.kv->check();
-        return *step.attention.arrays.status;
+        return backend_.read_status(step.attention.arrays.status);
     }
 
     // Writes the step's new rows, one a query row, into this rank's cache where it owns them. GQA: k and v are

@@ -109,29 +109,30 @@ struct seen_call {
 
 // Moves bytes as a local communicator does, and writes down what it was asked. It has no shortcuts through its peers'
 // memory, so every part of a merge is a call.
-class noting_communicator {
+template <class Stream>
+class basic_noting_communicator {
 public:
-    using stream_type = host_stream;
-    explicit noting_communicator(local_communicator of) : of_(std::move(of)) {}
+    using stream_type = Stream;
+    explicit basic_noting_communicator(local_communicator of) : of_(std::move(of)) {}
 
     int rank() const { return of_.rank(); }
     int size() const { return of_.size(); }
-    void all_gather(const void* send, void* recv, std::size_t bytes, host_stream s, collective_note note = {}) {
+    void all_gather(const void* send, void* recv, std::size_t bytes, Stream, collective_note note = {}) {
         calls.push_back({note.what, collective_op::all_gather, size(), bytes});
-        of_.all_gather(send, recv, bytes, s, note);
+        of_.all_gather(send, recv, bytes, {}, note);
     }
-    void all_to_all(const void* send, void* recv, std::size_t bytes, host_stream s, collective_note note = {}) {
+    void all_to_all(const void* send, void* recv, std::size_t bytes, Stream, collective_note note = {}) {
         calls.push_back({note.what, collective_op::all_to_all, size(), bytes});
-        of_.all_to_all(send, recv, bytes, s, note);
+        of_.all_to_all(send, recv, bytes, {}, note);
     }
     void all_to_all(const void* send, std::span<const std::size_t> send_bytes, void* recv,
-                    std::span<const std::size_t> recv_bytes, host_stream s, collective_note note = {}) {
+                    std::span<const std::size_t> recv_bytes, Stream, collective_note note = {}) {
         calls.push_back({note.what, collective_op::all_to_all, size(), 0});
-        of_.all_to_all(send, send_bytes, recv, recv_bytes, s, note);
+        of_.all_to_all(send, send_bytes, recv, recv_bytes, {}, note);
     }
-    void agree(std::uint64_t digest, const char* name, host_stream s) { of_.agree(digest, name, s); }
+    void agree(std::uint64_t digest, const char* name, Stream) { of_.agree(digest, name, {}); }
     void check() { of_.check(); }
-    void wait(host_stream s) { of_.wait(s); }
+    void wait(Stream) { of_.wait({}); }
     std::uint64_t bytes_sent() const { return of_.bytes_sent(); }
     check_level checks() const { return of_.checks(); }
 
@@ -141,11 +142,16 @@ private:
     local_communicator of_;
 };
 
+using noting_communicator = basic_noting_communicator<host_stream>;
+
 static_assert(communicator<noting_communicator> && !peer_communicator<noting_communicator>);
 
 // The communicators of all ranks for one kind of group.
+template <class Stream>
 class group_set {
 public:
+    using communicator_type = basic_noting_communicator<Stream>;
+
     template <class Member>
     group_set(const setting& s, const Member& member) {
         const mesh ranks(s.sizes, {attention_kind::gqa, s.q_heads, s.kv_heads});
@@ -159,26 +165,29 @@ public:
                 by_color[group.color] = worlds_.back().get();
             }
             of_rank_.push_back(
-                std::make_unique<noting_communicator>(by_color[group.color]->rank(static_cast<int>(group.rank))));
+                std::make_unique<communicator_type>(by_color[group.color]->rank(static_cast<int>(group.rank))));
         }
     }
-    noting_communicator* of(std::int64_t rank) const { return of_rank_[static_cast<std::size_t>(rank)].get(); }
+    communicator_type* of(std::int64_t rank) const { return of_rank_[static_cast<std::size_t>(rank)].get(); }
 
 private:
     std::vector<std::unique_ptr<local_world>> worlds_;
-    std::vector<std::unique_ptr<noting_communicator>> of_rank_;
+    std::vector<std::unique_ptr<communicator_type>> of_rank_;
 };
 
-struct all_groups {
-    explicit all_groups(const setting& s)
+template <class Stream>
+struct basic_all_groups {
+    explicit basic_all_groups(const setting& s)
         : kv(s, [](const decode_groups& g) { return g.kv; }), query(s, [](const decode_groups& g) { return g.query; }),
           heads(s, [](const decode_groups& g) { return g.heads; }),
           rows(s, [](const decode_groups& g) { return g.rows; }) {}
-    groups<noting_communicator> of(std::int64_t rank) const {
+    groups<basic_noting_communicator<Stream>> of(std::int64_t rank) const {
         return {kv.of(rank), query.of(rank), heads.of(rank), rows.of(rank)};
     }
-    group_set kv, query, heads, rows;
+    group_set<Stream> kv, query, heads, rows;
 };
+
+using all_groups = basic_all_groups<host_stream>;
 
 // A row of a rank: the token it is, or nothing.
 struct owned_row {
@@ -190,9 +199,11 @@ struct owned_row {
 template <class Backend = cpu_backend>
 class one_rank {
 public:
-    using prefiller_type = prefiller<policy_type, Backend, noting_communicator>;
+    using stream_type = typename Backend::stream_type;
+    using prefiller_type = prefiller<policy_type, Backend, basic_noting_communicator<stream_type>>;
 
-    one_rank(const setting& s, const all_groups& world, std::int64_t rank, Backend backend = Backend{})
+    one_rank(const setting& s, const basic_all_groups<stream_type>& world, std::int64_t rank,
+             Backend backend = Backend{})
         : s_(s), mesh_(s.sizes, {attention_kind::gqa, s.q_heads, s.kv_heads}), rank_(rank),
           used_(world.of(rank), shape_of(s, rank), policy_of(s), std::move(backend)), memory_(used_.workspace_bytes()),
           columns_(blocks_for(ownership{s.sizes.dcp, s.interleave}.local_bound(s.longest()), s.block_size)),

@@ -127,6 +127,7 @@ struct state_origin {
 // The operations. All are templates over element types only; each is one launch on a device.
 //   metadata(metadata_args, stream)                       arrays of a step
 //   prefill_metadata(prefill_metadata_args, stream)       arrays of a step with prefills
+//   read_status(const step_status*) -> step_status        on the host, behind work that the caller has waited for
 //   piece_metadata(piece_metadata_args, stream)           arrays of a piece of keys that was brought here
 //   append(append_args, stream)
 //   attend(attend_args, stream)
@@ -158,6 +159,7 @@ concept backend = requires(B& b, const B& k, const metadata_args& args, const pr
     b.metadata(args, stream);
     b.prefill_metadata(prefill_args, stream);
     b.piece_metadata(piece_args, stream);
+    { k.read_status(args.out.status) } -> std::same_as<step_status>;
     { B::attend_lse_base } -> std::convertible_to<lse_base>;
     { B::dense_partials } -> std::convertible_to<bool>;
     { B::writes_empty_rows } -> std::convertible_to<bool>;

@@ -68,6 +68,9 @@ public:
         *args.out.status = status;
     }
 
+    // What metadata found wrong.
+    step_status read_status(const step_status* status) const { return *status; }
+
     // The arrays of a step with prefills, rank by rank and request by request.
     void prefill_metadata(const prefill_metadata_args& args, stream_type) {
         count();

@@ -161,4 +161,24 @@ concept element_type = requires {
 
 static_assert(element_type<float> && element_type<bf16> && element_type<const fp8_e4m3> && !element_type<int>);
 
+// The largest finite number of a storage type.
+template <element_type T>
+CTXPAR_HD constexpr float largest_number() {
+    if constexpr (std::is_same_v<T, float>) {
+        return bits_as<float>(0x7f7fffffU);
+    } else {
+        return static_cast<float>(T::from_bits(T::largest_bits));
+    }
+}
+
+// The scale of a row whose cache has one a token: the row's largest magnitude becomes the type's largest number. Rows
+// of zeros, rows that are not finite, and rows of types with float's own range are stored unscaled.
+template <element_type Kv>
+CTXPAR_HD constexpr float fitting_scale(float largest) {
+    if (largest_number<Kv>() > 1e38F) return 1.0F;
+    if (!(largest > 0.0F) || !(largest <= largest_number<float>())) return 1.0F;
+    const float scale = largest / largest_number<Kv>();
+    return scale > 0.0F ? scale : 1.0F;
+}
+
 } // namespace ctxpar::inline v0_1

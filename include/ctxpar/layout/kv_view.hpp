@@ -119,6 +119,15 @@ struct kv_view {
 
 static_assert(std::is_trivially_copyable_v<kv_scale> && std::is_trivially_copyable_v<kv_view<float>>);
 
+// Whether the values are the first elements of the keys' rows (MLA): the two planes are one, and so are their scales.
+template <class T>
+CTXPAR_HD constexpr bool values_in_keys(const kv_view<T>& cache) {
+    const kv_plane<T>& k = cache.k;
+    const kv_plane<T>& v = cache.v;
+    return v.base == k.base && v.pages == k.pages && v.page_byte_offset == k.page_byte_offset &&
+           v.page_stride == k.page_stride && v.token_stride == k.token_stride && v.head_stride == k.head_stride;
+}
+
 // The order of tokens and heads inside a page: nhd [token][head][width], hnd [head][token][width].
 enum class page_order : std::uint8_t { nhd, hnd };
 

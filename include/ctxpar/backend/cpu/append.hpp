@@ -4,33 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/numeric.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
-
-// The largest finite number of a storage type.
-template <class T>
-constexpr float largest_number() {
-    if constexpr (std::is_same_v<T, float>) {
-        return std::numeric_limits<float>::max();
-    } else {
-        return static_cast<float>(T::from_bits(T::largest_bits));
-    }
-}
-
-// The scale for a row whose cache has one a token: its largest magnitude becomes the type's largest number. Rows of
-// zeros, rows that are not finite, and rows of types with float's own range are stored unscaled.
-template <class Kv>
-float scale_for(float largest) {
-    if (largest_number<Kv>() > 1e38F) return 1.0F;
-    if (!(largest > 0.0F) || !(largest <= std::numeric_limits<float>::max())) return 1.0F;
-    const float scale = largest / largest_number<Kv>();
-    return scale > 0.0F ? scale : 1.0F;
-}
 
 template <class E>
 float largest_magnitude(const E* row, std::int64_t width, float so_far) {
@@ -66,7 +45,7 @@ void append_vectors(const head_view<const E>& first, const head_view<const E>* s
                 largest = largest_magnitude(first.at(row, h), first.width, largest);
                 if (second != nullptr) largest = largest_magnitude(second->at(row, h), second->width, largest);
             }
-            scale.data[scale.offset(page, token, head)] = scale_for<Kv>(largest);
+            scale.data[scale.offset(page, token, head)] = fitting_scale<Kv>(largest);
         }
         const float factor = scale.at(page, token, head);
         Kv* to = plane.at(page, token, head);

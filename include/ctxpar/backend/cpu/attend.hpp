@@ -78,7 +78,7 @@ public:
         : args_(args), item_(item), kernels_(kernels_of(set)), widen_query_(widen_of<query>(set)),
           widen_stored_(widen_of<stored>(set)), group_(args.q.heads / args.cache.kv_heads),
           q_pad_(padded(args.q.width)), v_pad_(padded(args.out.width)),
-          buffers_(attend_buffers::carve(scratch, args.q.width, args.out.width)), shared_(values_in_keys()) {}
+          buffers_(attend_buffers::carve(scratch, args.q.width, args.out.width)), shared_(values_in_keys(args.cache)) {}
 
     void run() {
         std::fill_n(buffers_.cell, item_.pairs * v_pad_, 0.0F);
@@ -97,16 +97,13 @@ public:
     }
 
 private:
-    bool values_in_keys() const {
-        const auto& k = args_.cache.k;
-        const auto& v = args_.cache.v;
-        return v.base == k.base && v.pages == k.pages && v.page_byte_offset == k.page_byte_offset &&
-               v.page_stride == k.page_stride && v.token_stride == k.token_stride && v.head_stride == k.head_stride;
-    }
-    // No row of the item sees a key outside [first_key(), last_key()): in a segment bounds never decrease.
+    // No row of the item sees a key outside [first_key(), last_key()): in a segment bounds never decrease; any of its
+    // rows may have a prefix.
     std::int64_t first_key() const {
-        const visible_keys& first = args_.plan.arrays.rows[row_of(0)];
-        return first.prefix > 0 ? 0 : std::max(item_.run->begin, first.lo);
+        const visible_keys* const rows = args_.plan.arrays.rows;
+        const bool prefix = std::any_of(rows + row_of(0), rows + row_of(item_.pairs - 1) + 1,
+                                        [](const visible_keys& row) { return row.prefix > 0; });
+        return prefix ? 0 : std::max(item_.run->begin, rows[row_of(0)].lo);
     }
     std::int64_t last_key() const {
         return std::min(item_.run->end, args_.plan.arrays.rows[row_of(item_.pairs - 1)].hi);

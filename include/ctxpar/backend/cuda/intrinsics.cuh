@@ -32,8 +32,18 @@ CTXPAR_DEVICE unsigned block_y() {
 CTXPAR_DEVICE unsigned grid_x() {
     return gridDim.x;
 }
+CTXPAR_DEVICE unsigned grid_y() {
+    return gridDim.y;
+}
 CTXPAR_DEVICE unsigned lane_index() {
     return threadIdx.x % warp_size;
+}
+
+// The shared memory that a launch asked for, as an array.
+template <class T>
+CTXPAR_DEVICE T* shared_array() {
+    extern __shared__ __align__(1024) unsigned char shared_memory_of_block[];
+    return reinterpret_cast<T*>(shared_memory_of_block);
 }
 
 // All threads of the block meet; what each wrote before is seen by all after.

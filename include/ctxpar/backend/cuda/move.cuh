@@ -45,8 +45,9 @@ struct move_args {
     head_view<std::byte> to;
     index_view rows; // [from.rows or to.rows], or null data
     row_move move = row_move::take;
-    std::uint32_t fill = 0; // of rows that are taken from nowhere, every 4 bytes
-    std::int64_t count = 0; // rows
+    std::uint32_t fill = 0;      // of rows that are taken from nowhere, every 4 bytes
+    std::int64_t count = 0;      // rows
+    std::int64_t first_head = 0; // of `from`: its heads [first_head, first_head + to.heads) are moved
 };
 
 template <int Piece>
@@ -97,8 +98,8 @@ CTXPAR_KERNEL void move_rows_kernel(move_args args) {
         for (std::int64_t p = thread_index(); p < args.to.heads * pieces; p += block_threads()) {
             const std::int64_t head = p / pieces;
             const std::int64_t at = p % pieces * Piece;
-            move_piece<Piece>(reads ? args.from.at(from_row, head) + at : nullptr, args.to.at(to_row, head) + at,
-                              args.fill);
+            move_piece<Piece>(reads ? args.from.at(from_row, args.first_head + head) + at : nullptr,
+                              args.to.at(to_row, head) + at, args.fill);
         }
     }
 }

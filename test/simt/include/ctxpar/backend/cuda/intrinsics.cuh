@@ -33,8 +33,16 @@ inline unsigned block_y() {
 inline unsigned grid_x() {
     return simt::position().grid_size.x;
 }
+inline unsigned grid_y() {
+    return simt::position().grid_size.y;
+}
 inline unsigned lane_index() {
     return simt::position().rank % warp_size;
+}
+
+template <class T>
+T* shared_array() {
+    return reinterpret_cast<T*>(simt::shared_memory());
 }
 
 inline void sync_block(const place_of_call& where = place_of_call::current()) {

@@ -1,0 +1,127 @@
+// The KV cache on a device: new rows are written, cached rows are copied. A warp takes a row.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/core/numeric.hpp>
+
+namespace ctxpar::inline v0_1::cuda {
+
+// The larger magnitude; NaN beats every number.
+CTXPAR_DEVICE float larger_magnitude(float a, float b) {
+    const float other = b < 0.0F ? -b : b;
+    return other > a || other != other ? other : a;
+}
+
+// The largest magnitude of a vector; every lane of the warp gets it.
+template <class E>
+CTXPAR_DEVICE float largest_of(const E* vector, std::int64_t width, float so_far) {
+    for (std::int64_t d = lane_index(); d < width; d += warp_size)
+        so_far = larger_magnitude(so_far, static_cast<float>(vector[d]));
+    for (unsigned step = warp_size / 2; step > 0; step /= 2)
+        so_far = larger_magnitude(so_far, from_lane_xor(so_far, step));
+    return so_far;
+}
+
+template <class E, class Kv>
+CTXPAR_DEVICE void store_vector(const E* from, std::int64_t width, float scale, Kv* to) {
+    for (std::int64_t d = lane_index(); d < width; d += warp_size) {
+        if constexpr (std::is_same_v<E, Kv>) {
+            to[d] = scale == 1.0F ? from[d] : static_cast<Kv>(static_cast<float>(from[d]) / scale);
+        } else {
+            to[d] = static_cast<Kv>(static_cast<float>(from[d]) / scale);
+        }
+    }
+}
+
+// One row, all heads, into one plane; `second`, where it has a width, follows `first` in the same cached row.
+template <class E, class Kv>
+CTXPAR_DEVICE void append_plane(const head_view<const E>& first, const head_view<const E>& second, std::int64_t row,
+                                const kv_view<Kv>& cache, const kv_plane<Kv>& plane, const kv_scale& scale,
+                                std::int64_t slot) {
+    const std::int64_t page = cache.page_of(slot);
+    const std::int64_t token = cache.token_of(slot);
+    const bool own_scale = scale.kind == scale_kind::token && scale.data != nullptr;
+    const bool shared = scale.head_stride == 0;
+    float factor = 1.0F;
+    for (std::int64_t head = 0; head < cache.kv_heads; ++head) {
+        if (!own_scale) {
+            factor = scale.at(page, token, head);
+        } else if (head == 0 || !shared) {
+            float largest = 0.0F;
+            for (std::int64_t h = head; h < (shared ? cache.kv_heads : head + 1); ++h) {
+                largest = largest_of(first.at(row, h), first.width, largest);
+                if (second.width > 0) largest = largest_of(second.at(row, h), second.width, largest);
+            }
+            factor = fitting_scale<Kv>(largest);
+            if (lane_index() == 0) scale.data[scale.offset(page, token, head)] = factor;
+        }
+        Kv* const to = plane.at(page, token, head);
+        store_vector(first.at(row, head), first.width, factor, to);
+        if (second.width > 0) store_vector(second.at(row, head), second.width, factor, to + first.width);
+    }
+}
+
+template <class E, class Kv>
+CTXPAR_KERNEL void append_kernel(append_args<E, Kv> args) {
+    const std::int64_t warps = block_threads() / warp_size;
+    for (std::int64_t row = block_x() * warps + thread_index() / warp_size; row < args.k.rows;
+         row += grid_x() * warps) {
+        const std::int64_t slot = args.slots.at(row);
+        if (slot < 0) continue;
+        const head_view<const E> none;
+        if (args.values_in_keys) {
+            append_plane(args.k, args.v, row, args.cache, args.cache.k, args.cache.k_scale, slot);
+        } else {
+            append_plane(args.k, none, row, args.cache, args.cache.k, args.cache.k_scale, slot);
+            append_plane(args.v, none, row, args.cache, args.cache.v, args.cache.v_scale, slot);
+        }
+    }
+}
+
+// One plane of one cached row.
+template <class From, class To>
+CTXPAR_DEVICE void copy_plane(const kv_view<const From>& from, const kv_plane<const From>& from_plane,
+                              const kv_scale& from_scale, std::int64_t slot, const kv_view<To>& to,
+                              const kv_plane<To>& to_plane, const kv_scale& to_scale, std::int64_t row,
+                              std::int64_t width, bool dequantise) {
+    const bool kept = to_scale.kind == scale_kind::token && to_scale.data != nullptr && !(dequantise && slot >= 0);
+    const std::int64_t page = to.page_of(row);
+    const std::int64_t token = to.token_of(row);
+    for (std::int64_t head = 0; head < to.kv_heads; ++head) {
+        To* const target = to_plane.at(page, token, head);
+        float scale = 0.0F;
+        if (slot < 0) {
+            for (std::int64_t d = lane_index(); d < width; d += warp_size) target[d] = To{};
+        } else {
+            const From* const source = from_plane.at(from.page_of(slot), from.token_of(slot), head);
+            scale = from_scale.at(from.page_of(slot), from.token_of(slot), head);
+            for (std::int64_t d = lane_index(); d < width; d += warp_size) {
+                if constexpr (std::is_same_v<From, To>) {
+                    target[d] = dequantise ? static_cast<To>(static_cast<float>(source[d]) * scale) : source[d];
+                } else {
+                    target[d] = static_cast<To>(static_cast<float>(source[d]) * scale);
+                }
+            }
+        }
+        if (kept && lane_index() == 0) to_scale.data[to_scale.offset(page, token, head)] = scale;
+    }
+}
+
+template <class From, class To>
+CTXPAR_KERNEL void copy_kv_kernel(copy_kv_args<From, To> args) {
+    const std::int64_t warps = block_threads() / warp_size;
+    for (std::int64_t row = block_x() * warps + thread_index() / warp_size; row < args.rows; row += grid_x() * warps) {
+        const std::int64_t slot = args.slots.data == nullptr ? row : args.slots.at(row);
+        copy_plane(args.from, args.from.k, args.from.k_scale, slot, args.to, args.to.k, args.to.k_scale, row,
+                   args.to.key_width, args.dequantise);
+        if (!args.values_in_keys)
+            copy_plane(args.from, args.from.v, args.from.v_scale, slot, args.to, args.to.v, args.to.v_scale, row,
+                       args.to.value_width, args.dequantise);
+    }
+}
+
+} // namespace ctxpar::inline v0_1::cuda

@@ -1,0 +1,34 @@
+// Launches on the emulated machine: what backend/cuda/launch.cuh does on a GPU.
+#pragma once
+
+#include <simt/block.hpp>
+
+#include <ctxpar/backend/cuda.hpp>
+
+namespace ctxpar::inline v0_1::cuda {
+
+// In which order threads of the launches of this OS thread run; the seed goes up with every launch.
+struct launch_order {
+    simt::thread_order threads = simt::thread_order::any;
+    std::uint64_t seed = 1;
+};
+inline launch_order& emulated_order() {
+    thread_local launch_order order;
+    return order;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const launch_size& size, cudaStream_t, void (*kernel)(Parameters...), const Arguments&... arguments) {
+    const bool legal = size.grid_x >= 1 && size.grid_y >= 1 && size.grid_y <= 65535 && size.threads >= 1 &&
+                       size.threads <= 1024 && size.shared_bytes <= 48 * 1024;
+    check(legal ? cudaSuccess : cudaErrorInvalidConfiguration, "cudaLaunchKernelEx");
+    simt::grid_options options;
+    options.grid = {size.grid_x, size.grid_y, 1};
+    options.block.x = size.threads;
+    options.shared_bytes = size.shared_bytes;
+    options.order = emulated_order().threads;
+    options.seed = emulated_order().seed++;
+    simt::run_grid(options, [&] { kernel(Parameters(arguments)...); });
+}
+
+} // namespace ctxpar::inline v0_1::cuda
