@@ -9,8 +9,9 @@
 #include <device_launch_parameters.h>
 
 #define CTXPAR_DEVICE __device__ __forceinline__
-// A kernel. Hidden, so that two shared libraries with the same kernels do not launch each other's.
-#define CTXPAR_KERNEL __global__ static
+// A kernel, always a template. Hidden, so that two shared libraries with the same kernels do not
+// launch each other's.
+#define CTXPAR_KERNEL __attribute__((visibility("hidden"))) __global__
 
 namespace ctxpar::inline v0_1::cuda {
 

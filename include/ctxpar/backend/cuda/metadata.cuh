@@ -25,7 +25,8 @@ CTXPAR_DEVICE std::int64_t first_row_of(const metadata_args& args, std::int64_t 
 }
 
 // One block: a thread takes requests, and the first thread counts what was wrong with them.
-CTXPAR_KERNEL void metadata_kernel(metadata_args args) {
+template <class Args>
+CTXPAR_KERNEL void metadata_kernel(Args args) {
     auto* const faults = shared_array<std::int32_t>(); // [block_threads()] of the requests of this turn
     step_status status;
     for (std::int64_t turn = 0; turn < args.batch.requests; turn += block_threads()) {
@@ -55,7 +56,8 @@ CTXPAR_KERNEL void metadata_kernel(metadata_args args) {
 }
 
 // A block a PCP rank; its threads share the rows of each request.
-CTXPAR_KERNEL void prefill_metadata_kernel(prefill_metadata_args args) {
+template <class Args>
+CTXPAR_KERNEL void prefill_metadata_kernel(Args args) {
     const row_share share{thread_index(), block_threads()};
     for (std::int64_t rank = block_x(); rank < args.law.split.pcp; rank += grid_x()) {
         prefill_offsets at;
@@ -68,7 +70,8 @@ CTXPAR_KERNEL void prefill_metadata_kernel(prefill_metadata_args args) {
 }
 
 // One block.
-CTXPAR_KERNEL void piece_metadata_kernel(piece_metadata_args args) {
+template <class Args>
+CTXPAR_KERNEL void piece_metadata_kernel(Args args) {
     write_piece(args, row_share{thread_index(), block_threads()}, [] { sync_block(); });
 }
 

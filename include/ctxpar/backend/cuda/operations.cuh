@@ -59,16 +59,16 @@ void cuda_backend::run(const cuda::launch_size& size, stream_type stream, void (
 
 inline void cuda_backend::metadata(const metadata_args& args, stream_type stream) {
     const std::size_t shared = cuda::metadata_threads * sizeof(std::int32_t);
-    run({1, 1, cuda::metadata_threads, shared}, stream, cuda::metadata_kernel, args);
+    run({1, 1, cuda::metadata_threads, shared}, stream, cuda::metadata_kernel<metadata_args>, args);
 }
 
 inline void cuda_backend::prefill_metadata(const prefill_metadata_args& args, stream_type stream) {
-    run({cuda::blocks_for_pieces(args.law.split.pcp), 1, cuda::metadata_threads}, stream, cuda::prefill_metadata_kernel,
-        args);
+    run({cuda::blocks_for_pieces(args.law.split.pcp), 1, cuda::metadata_threads}, stream,
+        cuda::prefill_metadata_kernel<prefill_metadata_args>, args);
 }
 
 inline void cuda_backend::piece_metadata(const piece_metadata_args& args, stream_type stream) {
-    run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel, args);
+    run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel<piece_metadata_args>, args);
 }
 
 template <class E, class Kv>

@@ -10,7 +10,7 @@
 #include <simt/block.hpp>
 
 #define CTXPAR_DEVICE inline
-#define CTXPAR_KERNEL static
+#define CTXPAR_KERNEL
 
 namespace ctxpar::inline v0_1::cuda {
 
