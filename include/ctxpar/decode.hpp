@@ -78,8 +78,8 @@ public:
 
     // The same for a caller that has validated the batch itself, such as a prefiller for its decode rows; the arrays of
     // the batch may lie on the device.
-    decode_step plan(const decode_batch& batch, const detail::batch_facts& facts, const workspace& lent,
-                     stream_type stream) {
+    decode_step plan_validated(const decode_batch& batch, const detail::batch_facts& facts, const workspace& lent,
+                               stream_type stream) {
         check_workspace(lent, workspace_bytes(), "a decode step");
         return finish_plan(batch, facts, shape_.longest, lent, stream);
     }

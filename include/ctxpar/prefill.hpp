@@ -229,9 +229,9 @@ private:
             if (step.counts.spread_rows > 0) backend_.prepare(step.spread_plan, stream);
         }
         if (step.counts.decode_rows > 0) {
-            step.decode = decoder_->plan(detail::decode_part_of(step),
-                                         detail::batch_facts{step.counts.decode_rows, facts.slots, facts.digest},
-                                         workspace{memory.decode, decode_bytes()}, stream);
+            step.decode = decoder_->plan_validated(
+                detail::decode_part_of(step), detail::batch_facts{step.counts.decode_rows, facts.slots, facts.digest},
+                workspace{memory.decode, decode_bytes()}, stream);
         }
     }
 
