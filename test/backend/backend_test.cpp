@@ -24,17 +24,32 @@ struct small_backend {
     static constexpr bool takes_intervals = false;
     static constexpr bool splits_keys = false;
     void metadata(const metadata_args&, stream_type) {}
+    void prefill_metadata(const prefill_metadata_args&, stream_type) {}
+    void piece_metadata(const piece_metadata_args&, stream_type) {}
+    step_status read_status(const step_status* status) const { return *status; }
     std::int64_t threads() const { return 1; }
     std::int64_t attend_thread_floats(std::int64_t, std::int64_t) const { return 0; }
     std::uint64_t launches() const { return 0; }
 };
 
 struct without_stream {
-    static constexpr lse_base attend_lse_base = lse_base::natural;
+    [[maybe_unused]] static constexpr lse_base attend_lse_base = lse_base::natural;
 };
 
 struct without_launches : small_backend {
     std::uint64_t launches() const = delete;
+};
+
+struct without_prefill : small_backend {
+    void prefill_metadata(const prefill_metadata_args&, stream_type) = delete;
+};
+
+struct without_pieces : small_backend {
+    void piece_metadata(const piece_metadata_args&, stream_type) = delete;
+};
+
+struct without_status : small_backend {
+    step_status read_status(const step_status*) const = delete;
 };
 
 template <class P>
@@ -68,16 +83,22 @@ private:
 
 } // namespace
 
-TEST_CASE("A type with all operations and facts is a backend; one that lacks a fact is none") {
+TEST_CASE("A type with all operations and facts is a backend; one that lacks one is none") {
     CHECK(backend<small_backend>);
     CHECK_FALSE(backend<without_stream>);
     CHECK_FALSE(backend<without_launches>);
+    CHECK_FALSE(backend<without_prefill>);
+    CHECK_FALSE(backend<without_pieces>);
+    CHECK_FALSE(backend<without_status>);
     CHECK_FALSE(backend<int>);
 }
 
 TEST_CASE("What goes to a device is trivially copyable") {
     CHECK(std::is_trivially_copyable_v<attend_args<bf16, fp8_e4m3, float, lse_base::natural>>);
     CHECK(std::is_trivially_copyable_v<append_args<bf16, fp8_e4m3>>);
+    CHECK(std::is_trivially_copyable_v<copy_kv_args<fp8_e4m3, bf16>>);
+    CHECK(std::is_trivially_copyable_v<prefill_metadata_args>);
+    CHECK(std::is_trivially_copyable_v<piece_metadata_args>);
     CHECK(std::is_trivially_copyable_v<merge_parts<float, lse_base::binary>>);
     CHECK(std::is_trivially_copyable_v<attention_plan>);
 }

@@ -119,6 +119,21 @@ TEST_CASE("rows whose keys travel need the scales that the shape says") {
     CHECK(says(refusal(scale_kind::head, scale_kind::head, true), "kv_scale", {"page to page"}));
 }
 
+TEST_CASE("the scales of values are looked at too, in pools of page pointers as elsewhere") {
+    prefill_shape shape = small_shape();
+    shape.kv_scales = scale_kind::tensor;
+    detail::prefill_limits limits;
+    limits.shape = shape;
+    limits.shape.sizes.dcp = 2;
+    limits.row = {2, 8, 8, false, false};
+    std::vector<float> scales(64, 1.0F);
+    void* pages[1] = {};
+    kv_view<const fp8_e4m3> cache = paged_pointers_kv<fp8_e4m3>(pages, 1, 0, 0, 64, 4, 2, 8, 8);
+    CHECK(refusal_of([&] { detail::check_travelling_scales(cache, limits); }) == "none");
+    cache.v_scale = per_token(scales.data(), 8, 2, 1);
+    CHECK(says(refusal_of([&] { detail::check_travelling_scales(cache, limits); }), "kv_scale", {"a scale for each"}));
+}
+
 TEST_CASE("ranks that plan different batches stop, and say so") {
     small_world::setting s;
     s.sizes.pcp = s.sizes.dcp = 2;

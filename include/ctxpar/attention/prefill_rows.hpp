@@ -79,7 +79,7 @@ CTXPAR_HD constexpr segment segment_between(std::int64_t request, std::int64_t f
     run.first_row = first_row;
     run.rows = rows;
     const std::int64_t begin = first.prefix > 0 ? 0 : first.lo;
-    if (last.hi > begin || last.prefix > 0) {
+    if (last.hi > begin) {
         run.begin = begin;
         run.end = last.hi;
     }
