@@ -1,6 +1,7 @@
 #!/bin/bash
 # Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA,
-# each with all three merges, compared with a double-precision reference. Needs Debian 12, Ubuntu 24.04 or newer.
+# each with all three merges, compared with a double-precision reference. Then, smaller, it serves a batch of prefills
+# and decodes, and prefills the end of a prompt. Needs Debian 12, Ubuntu 24.04 or newer.
 #
 #   examples/run.sh                  takes fewer tokens where memory does not suffice
 #   examples/run.sh --tokens 65536   options go to decode_1m; decode_1m --help lists them
@@ -38,7 +39,15 @@ decode() {
         awk -v json="$work/json" '/^\{/ { print >> json; next } { print; fflush() }' || status=${PIPESTATUS[0]}
 }
 
-# One line for each JSON line.
+# Both compare with a reference too, and take seconds; each has a README with its long form.
+prefill() {
+    echo
+    build/demo/examples/mixed_batch/mixed_batch || status=$?
+    echo
+    build/demo/examples/prefill_zigzag/prefill_zigzag --tokens 8192 --chunk 1024 || status=$?
+}
+
+# One line for each JSON line of decode_1m.
 summary() {
     awk '
         function field(name,    rest) {
@@ -65,6 +74,7 @@ case " $* " in
     timed MLA decode --attention mla "$@"
     ;;
 esac
+timed prefill prefill
 
 echo
 echo "Summary: $SECONDS s in all${times/,/:}"

@@ -1,7 +1,6 @@
 #include "softmaxes.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "wide.hpp"
@@ -64,53 +63,23 @@ DEMO_WIDE void add_tile_wide(const token_tile& part, softmaxes& all) {
     add_tile_body(part, all);
 }
 
-// `value` as an fp8 e4m3 number times `scale`: 4 significant bits, the smallest step 2^-9, at most 448.
-float in_fp8(float value, float scale) {
-    const float magnitude = std::fabs(value / scale);
-    const std::uint32_t exponent = std::max(std::bit_cast<std::uint32_t>(magnitude) >> 23, 127U - 6U);
-    const float shift = std::bit_cast<float>((exponent + 20U) << 23) * 1.5F; // its last place is that of the result
-    const float rounded = std::min((magnitude + shift) - shift, 448.0F);
-    return std::copysign(rounded, value);
-}
-
-// What the cache holds of a row of numbers that are exact in bf16 and f16.
-void as_cached(const problem& all, float scale, const std::vector<float>& row, double* to) {
-    if (all.kv_type == ctxpar::scalar_type::e4m3) {
-        for (std::size_t d = 0; d < row.size(); ++d) to[d] = static_cast<double>(in_fp8(row[d], scale)) * scale;
-    } else {
-        for (std::size_t d = 0; d < row.size(); ++d) to[d] = row[d];
-    }
-}
-
-void make_tile(const task& work, token_tile& part, std::vector<float>& key, std::vector<float>& value) {
-    const problem& all = work.all;
+void make_tile(const token_source& from, token_tile& part, const softmaxes& all) {
     for (std::int64_t t = 0; t < part.tokens; ++t) {
         const std::int64_t position = part.first + t;
-        double* const key_to = part.keys.data() + t * all.query_width;
-        double* const value_to = part.values.data() + t * all.value_width;
-        work.data.key(work.layer, work.request, position, work.kv_head, key.data());
-        as_cached(all, all.k_scale, key, key_to);
-        if (all.is_mla()) {
-            std::copy_n(key_to, all.value_width, value_to);
-        } else {
-            work.data.value(work.layer, work.request, position, work.kv_head, value.data());
-            as_cached(all, all.v_scale, value, value_to);
-        }
-        part.shard[t] = position / all.law.interleave % all.law.ranks;
+        from.token(position, part.keys.data() + t * all.query_width, part.values.data() + t * all.value_width);
+        part.shard[t] = from.shard(position);
     }
 }
 
 } // namespace
 
-void walk(const task& work, std::int64_t first, std::int64_t last, softmaxes& all, progress& bar) {
+void walk(const token_source& from, std::int64_t first, std::int64_t last, softmaxes& all, progress& bar) {
     token_tile part;
     part.keys.resize(static_cast<std::size_t>(tile * all.query_width));
     part.values.resize(static_cast<std::size_t>(tile * all.value_width));
-    std::vector<float> key(static_cast<std::size_t>(all.query_width));
-    std::vector<float> value(static_cast<std::size_t>(all.value_width));
     for (part.first = first; part.first < last; part.first += tile) {
         part.tokens = std::min(tile, last - part.first);
-        make_tile(work, part, key, value);
+        make_tile(from, part, all);
         if (wide_is_there()) {
             add_tile_wide(part, all);
         } else {
@@ -120,21 +89,15 @@ void walk(const task& work, std::int64_t first, std::int64_t last, softmaxes& al
     }
 }
 
-softmaxes empty_softmaxes(const problem& all, std::int64_t count) {
-    const auto times = [count](std::int64_t size) { return static_cast<std::size_t>(count * size); };
-    softmaxes made;
-    made.count = count;
-    made.query_width = all.query_width;
-    made.value_width = all.value_width;
-    made.shards = all.law.ranks;
-    made.scale = all.softmax_scale;
-    made.queries.resize(times(all.query_width));
-    made.ends.resize(times(1));
-    made.max.assign(times(1), minus_infinity);
-    made.sum.resize(times(1));
-    made.outputs.resize(times(all.value_width));
-    made.shard_sums.resize(times(all.law.ranks));
-    return made;
+void softmaxes::resize(std::int64_t size) {
+    const auto times = [size](std::int64_t each) { return static_cast<std::size_t>(size * each); };
+    count = size;
+    queries.assign(times(query_width), 0.0);
+    ends.assign(times(1), 0);
+    max.assign(times(1), minus_infinity);
+    sum.assign(times(1), 0.0);
+    outputs.assign(times(value_width), 0.0);
+    shard_sums.assign(times(shards), 0.0);
 }
 
 void merge(softmaxes& all, const softmaxes& part) {
@@ -154,12 +117,23 @@ void merge(softmaxes& all, const softmaxes& part) {
     }
 }
 
-double logit(const task& work, std::int64_t position, const softmaxes& all, std::int64_t j) {
-    std::vector<float> key(static_cast<std::size_t>(work.all.query_width));
-    std::vector<double> cached(key.size());
-    work.data.key(work.layer, work.request, position, work.kv_head, key.data());
-    as_cached(work.all, work.all.k_scale, key, cached.data());
-    return all.scale * dot(all.queries.data() + j * all.query_width, cached.data(), all.query_width);
+double logit(const double* key, const softmaxes& all, std::int64_t j) {
+    return all.scale * dot(all.queries.data() + j * all.query_width, key, all.query_width);
+}
+
+double lse_spread(const softmaxes& all) {
+    double widest = 0.0;
+    for (std::int64_t j = 0; j < all.count; ++j) {
+        double least = -minus_infinity;
+        double most = 0.0;
+        for (std::int64_t s = 0; s < all.shards; ++s) {
+            const double sum = all.shard_sums[static_cast<std::size_t>(j * all.shards + s)];
+            if (sum > 0.0) least = std::min(least, sum);
+            most = std::max(most, sum);
+        }
+        widest = std::max(widest, std::log(most / least));
+    }
+    return widest;
 }
 
 } // namespace demo

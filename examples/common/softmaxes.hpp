@@ -1,19 +1,18 @@
-// Double-precision softmaxes over tokens that are made from the seed: the inner part of the reference.
+// Double-precision softmaxes over tokens that are made again: the inner part of a reference. It shares no arithmetic
+// with the library.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "data.hpp"
-#include "problem.hpp"
 #include "progress.hpp"
 
 namespace demo {
 
 inline constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-// The softmaxes of one (layer, request, KV head): every query row with every checked head of the group.
+// Softmaxes over the tokens of one KV head: every query row with every checked head of the group.
 struct softmaxes {
     std::int64_t count = 0;
     std::int64_t query_width = 0;
@@ -26,27 +25,31 @@ struct softmaxes {
     std::vector<double> sum;        // [count] of exp(logit - max)
     std::vector<double> outputs;    // [count][value_width] not yet divided by sum
     std::vector<double> shard_sums; // [count][shards] the part of sum that each rank's tokens have
+
+    // Makes `size` softmaxes that have seen nothing, with room for queries and ends; widths, shards and scale stand.
+    void resize(std::int64_t size);
 };
 
-// Where keys and values come from.
-struct task {
-    const problem& all;
-    const kv_data& data;
-    std::int64_t layer = 0;
-    std::int64_t request = 0;
-    std::int64_t kv_head = 0;
+// Where keys and values come from, as the cache holds them.
+class token_source {
+public:
+    virtual ~token_source() = default;
+    // Fills query_width and value_width numbers.
+    virtual void token(std::int64_t position, double* key, double* value) const = 0;
+    // The rank that holds the token.
+    virtual std::int64_t shard(std::int64_t position) const = 0;
 };
-
-// `count` softmaxes that have seen nothing, with room for queries and ends.
-softmaxes empty_softmaxes(const problem& all, std::int64_t count);
 
 // Shows tokens [first, last) to all softmaxes that reach so far.
-void walk(const task& work, std::int64_t first, std::int64_t last, softmaxes& all, progress& bar);
+void walk(const token_source& from, std::int64_t first, std::int64_t last, softmaxes& all, progress& bar);
 
 // Adds what another thread gathered for the same queries.
 void merge(softmaxes& all, const softmaxes& part);
 
-// The logit of a token in softmax j.
-double logit(const task& work, std::int64_t position, const softmaxes& all, std::int64_t j);
+// The logit of a key in softmax j.
+double logit(const double* key, const softmaxes& all, std::int64_t j);
+
+// How far apart the LSEs of two shards that hold something are, at most, in nats.
+double lse_spread(const softmaxes& all);
 
 } // namespace demo

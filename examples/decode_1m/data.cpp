@@ -8,7 +8,7 @@
 namespace demo {
 namespace {
 
-constexpr float unit = 0x1p-6F;            // of keys and values
+constexpr float unit = 0x1p-6F;                            // of keys and values
 constexpr double variance = random_variance * unit * unit; // of a random key's numbers
 
 } // namespace

@@ -9,9 +9,9 @@
 
 #include <ctxpar/comm/local.hpp>
 
+#include "common/progress.hpp"
 #include "data.hpp"
 #include "problem.hpp"
-#include "common/progress.hpp"
 
 namespace demo {
 

@@ -7,6 +7,7 @@
 
 #include "common/progress.hpp"
 #include "common/softmaxes.hpp"
+#include "task.hpp"
 
 namespace demo {
 namespace {
@@ -29,7 +30,12 @@ head_group group_of(const problem& all, const std::vector<std::int64_t>& heads, 
 softmaxes questions(const task& work, const std::vector<std::int64_t>& heads, head_group group) {
     const problem& all = work.all;
     const std::int64_t held = group.last - group.first;
-    softmaxes made = empty_softmaxes(all, all.steps * all.query_rows * held);
+    softmaxes made;
+    made.query_width = all.query_width;
+    made.value_width = all.value_width;
+    made.shards = all.law.ranks;
+    made.scale = all.softmax_scale;
+    made.resize(all.steps * all.query_rows * held);
     std::vector<float> query(static_cast<std::size_t>(all.query_width));
     for (std::int64_t j = 0; j < made.count; ++j) {
         const std::int64_t row = j / held;
@@ -57,31 +63,18 @@ softmaxes answered(const task& work, const softmaxes& asked, progress& bar) {
     return whole;
 }
 
-// How far apart the LSEs of two shards that hold something are, at most.
-double lse_spread(const softmaxes& all) {
-    double widest = 0.0;
-    for (std::int64_t j = 0; j < all.count; ++j) {
-        double least = -minus_infinity;
-        double most = 0.0;
-        for (std::int64_t s = 0; s < all.shards; ++s) {
-            const double sum = all.shard_sums[static_cast<std::size_t>(j * all.shards + s)];
-            if (sum > 0.0) least = std::min(least, sum);
-            most = std::max(most, sum);
-        }
-        widest = std::max(widest, std::log(most / least));
-    }
-    return widest;
-}
-
 // The least share that a planted token has of its head: in its own row, or if it was there before in the last row.
 double least_share(const task& work, const softmaxes& all, const std::vector<std::int64_t>& heads, head_group group) {
     double least = 1.0;
     const std::int64_t held = group.last - group.first;
+    std::vector<double> key(static_cast<std::size_t>(all.query_width));
+    std::vector<double> value(static_cast<std::size_t>(all.value_width));
     for (const plant& each : work.data.plants(work.request, work.kv_head)) {
         const auto found = std::lower_bound(heads.begin(), heads.end(), each.head);
         const std::int64_t row = each.new_row >= 0 ? each.new_row : work.all.steps * work.all.query_rows - 1;
         const std::int64_t j = row * held + (found - heads.begin()) - group.first;
-        const double weight = std::exp(logit(work, each.position, all, j) - all.max[static_cast<std::size_t>(j)]);
+        work.token(each.position, key.data(), value.data());
+        const double weight = std::exp(logit(key.data(), all, j) - all.max[static_cast<std::size_t>(j)]);
         least = std::min(least, weight / all.sum[static_cast<std::size_t>(j)]);
     }
     return least;
@@ -119,7 +112,7 @@ reference make_reference(const problem& all, const kv_data& data, const std::vec
     for (std::int64_t layer = 0; layer < all.layers; ++layer)
         for (std::int64_t request = 0; request < all.requests; ++request)
             for (std::int64_t kv_head = 0; kv_head < all.kv_heads; ++kv_head) {
-                const task work{all, data, layer, request, kv_head};
+                const task work(all, data, layer, request, kv_head);
                 const head_group group = group_of(all, heads, kv_head);
                 const softmaxes done = answered(work, questions(work, heads, group), bar);
                 result.shard_lse_spread = std::max(result.shard_lse_spread, lse_spread(done));
