@@ -32,7 +32,6 @@ struct record {
     ctxpar::path_choice automatic;        // what would have been chosen
     std::uint64_t planned = 0;            // bytes a rank sends, as the schedule says
     std::vector<std::string> collectives; // of the schedule
-    std::int64_t gathers = 0;             // of context
     std::size_t workspace_bytes = 0;
     std::size_t kv_bytes = 0; // of a rank's cache, as its allocator counted
     double fill_seconds = 0.0;

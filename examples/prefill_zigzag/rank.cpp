@@ -162,7 +162,6 @@ void prefill_rank::attend(record& to, progress& bar) {
     to.workspace_bytes = with.workspace_bytes();
     for (std::int32_t i = 0; i < step.schedule.count; ++i) {
         const collective_call& call = step.schedule.calls[static_cast<std::size_t>(i)];
-        if (call.what == std::string_view("context")) to.gathers = call.calls;
         to.collectives.push_back(fmt::format("{}{} of {}", call.calls > 1 ? fmt::format("{} x ", call.calls) : "",
                                              name_of(call.op), call.what));
     }

@@ -104,8 +104,7 @@ void print_verdicts(const problem& all, const std::vector<record>& runs, const s
     }
     double worst = 0.0;
     for (const verdict& one : verdicts) worst = std::max(worst, one.relative_l2);
-    fmt::print("  the relative L2 error may be {:.0e}, that of an LSE 2e-6 or two units in its last place, and half a "
-               "unit for each chunk of context",
+    fmt::print("  the relative L2 error may be {:.0e}, that of an LSE 2e-6 or two units in its last place",
                error_bound(all));
     if (all.injected != fault::none)
         fmt::print("; with the injected fault the former is {:.3g} times that", worst / error_bound(all));

@@ -15,12 +15,11 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// What an LSE owes: 2e-6 or two units in its last place, whichever is larger, and half a unit for every chunk of
-// context that was added to it.
-double lse_bound(double lse, std::int64_t gathers) {
+// What an LSE owes: 2e-6 or two units in its last place, whichever is larger.
+double lse_bound(double lse) {
     const auto magnitude = static_cast<float>(std::fabs(lse));
     const float ulp = std::nextafter(magnitude, std::numeric_limits<float>::infinity()) - magnitude;
-    return std::max(2e-6, 2.0 * static_cast<double>(ulp)) + static_cast<double>(gathers) * ulp / 2;
+    return std::max(2e-6, 2.0 * static_cast<double>(ulp));
 }
 
 void compare_outputs(const problem& all, const reference& right, const rank_record& got, verdict& to) {
@@ -56,7 +55,7 @@ void compare_lses(const problem& all, const reference& right, const record& run,
         const double difference = std::fabs(static_cast<double>(got.lses[row * heads + i % heads].value) - wanted);
         if (std::isnan(difference)) to.lse_error = to.lse_worst = no_number;
         to.lse_error = std::max(to.lse_error, difference);
-        to.lse_worst = std::max(to.lse_worst, difference / lse_bound(wanted, run.gathers));
+        to.lse_worst = std::max(to.lse_worst, difference / lse_bound(wanted));
     }
 }
 

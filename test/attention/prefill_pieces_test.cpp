@@ -52,7 +52,7 @@ struct piece_memory {
         row_lengths = row_requests = filled(num_rows, junk);
         rows = filled(num_rows, visible_keys{7, 7, 70, 70, 7});
         segments = filled(2 * num_requests + 1, segment{77, 77, 77, 77, 177, 77, 77});
-        live = filled(2 * num_rows, std::uint8_t{77});
+        live = filled(num_rows, std::uint8_t{77});
     }
     piece_arrays arrays() {
         return {{rows.data(), segments.data(), nullptr, local_lengths.data(), live.data(), row_lengths.data(),
@@ -175,8 +175,8 @@ private:
         check_segment(got, run, 0, row, got.rows.size() - row);
         note(run + 1 == got.segments.size(), "number of segments");
         for (; row < got.rows.size(); ++row)
-            note(got.rows[row] == visible_keys{} && got.live[row] == 1 && got.live[got.rows.size() + row] == 0 &&
-                     got.row_lengths[row] == 0 && got.row_requests[row] == -1,
+            note(got.rows[row] == visible_keys{} && got.live[row] == 0 && got.row_lengths[row] == 0 &&
+                     got.row_requests[row] == -1,
                  "filling");
     }
 
@@ -255,7 +255,7 @@ private:
         note(0 <= keys.prefix && keys.prefix <= keys.lo && keys.lo <= keys.hi && keys.hi <= length, "bounds");
         note(keys.hi - keys.tail <= max_tree_nodes, "tail");
         note(keys.count() == count, "count");
-        note(got.live[row] == 1 && got.live[got.rows.size() + row] == (count > 0 ? 1 : 0), "live");
+        note(got.live[row] == (count > 0 ? 1 : 0), "live");
         note(got.row_requests[row] == static_cast<std::int64_t>(of.request), "row_requests");
         note(got.row_lengths[row] > last && got.row_lengths[row] <= keys.hi, "row_lengths");
         const bool plain_row = given_.mask == mask_rule{} && given_.tree_bits.empty();

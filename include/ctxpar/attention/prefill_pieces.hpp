@@ -26,7 +26,7 @@ struct kv_piece {
 
 // The arrays of one piece.
 struct piece_arrays {
-    step_arrays rows;                     // of the attended own rows; live is [2][rows]: the sum so far, and the piece
+    step_arrays rows;                     // of the attended own rows; live is [rows]: whether one sees any of the piece
     std::int64_t* starts = nullptr;       // [requests] the first token of the request's span
     std::int64_t* page_offsets = nullptr; // [requests + 1] its first page in `pages`
     std::int64_t* pages = nullptr;        // pages of the piece in token order
@@ -37,7 +37,7 @@ struct piece_metadata_args {
     prefill_batch batch;
     prefill_law law;
     kv_piece piece;
-    std::int64_t rows = 0; // attended own rows; stride of live
+    std::int64_t rows = 0; // attended own rows
     piece_arrays out;
 };
 
@@ -99,8 +99,7 @@ CTXPAR_HD inline void write_piece_rows(const piece_metadata_args& args, std::int
     const std::int64_t rows = law.rows_of(request, law.pcp_rank);
     for (std::int64_t i = share.first; i < rows; i += share.step) {
         const visible_keys part = part_of(i);
-        out.live[first_row + i] = 1;
-        out.live[args.rows + first_row + i] = part.count() > 0 ? 1 : 0;
+        out.live[first_row + i] = part.count() > 0 ? 1 : 0;
         out.rows[first_row + i] = part;
         out.row_lengths[first_row + i] = part.lo < part.hi || part.prefix > 0 ? part.hi : 0;
         out.row_requests[first_row + i] = index;
@@ -186,8 +185,7 @@ CTXPAR_HD void write_piece(const piece_metadata_args& args, const row_share& sha
     filling.rows = args.rows - row;
     for (row += share.first; row < args.rows; row += share.step) {
         args.out.rows.rows[row] = {};
-        args.out.rows.live[row] = 1;
-        args.out.rows.live[args.rows + row] = 0;
+        args.out.rows.live[row] = 0;
         args.out.rows.row_lengths[row] = 0;
         args.out.rows.row_requests[row] = -1;
     }

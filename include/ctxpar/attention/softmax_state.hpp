@@ -104,6 +104,52 @@ private:
     bool broken_ = false;
 };
 
+// A merged state that grows part by part, without limit: an LSE that is rounded at every step would walk away from the
+// true one, so its rounding error is kept beside it. The value is high + low.
+template <lse_base Base>
+struct growing_lse {
+    float high = -float_infinity;
+    float low = 0.0F;
+
+    // The factors for the outputs so far and for those of the part; an output with factor 0 must not be read, and NaN
+    // makes all outputs NaN. The same rules as for merge_weights.
+    struct factors {
+        float own;
+        float part;
+    };
+
+    // Takes one more part in.
+    CTXPAR_HD factors add(lse<Base> part, bool empty = false) {
+        if (empty || is_minus_infinity(part.value)) return {1.0F, 0.0F};
+        if (is_nan_or_plus_infinity(part.value) || is_nan_or_plus_infinity(high)) {
+            high = float_nan;
+            return {float_nan, float_nan};
+        }
+        if (is_minus_infinity(high)) {
+            high = part.value;
+            return {0.0F, 1.0F};
+        }
+        constexpr float unit = Base == lse_base::natural ? 1.0F : log2_e; // of one nat, in this base
+        const float tiny = low / unit;                                    // exp(low) - 1
+        const float own = exp_in<Base>(high < part.value ? high - part.value : 0.0F) * (1.0F + tiny);
+        const float other = exp_in<Base>(part.value < high ? part.value - high : 0.0F);
+        const float largest = high < part.value ? part.value : high;
+        const float more = high < part.value ? own : other + tiny; // the sum over the largest, less 1
+        grow(largest, std::log1p(more) * unit);
+        return {own / (own + other), other / (own + other)};
+    }
+
+    CTXPAR_HD lse<Base> result() const { return {is_minus_infinity(high) ? high : high + low}; }
+
+private:
+    // high + low = a + b, to the last bit.
+    CTXPAR_HD void grow(float a, float b) {
+        high = a + b;
+        const float seen = high - a;
+        low = (a - (high - seen)) + (b - seen);
+    }
+};
+
 // A softmax that is being built: the largest score and sum_j exp(s_j - max). The caller keeps the weighted values, and
 // multiplies them by what raise() and absorb() tell.
 template <lse_base Base>

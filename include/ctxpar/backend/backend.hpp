@@ -14,6 +14,7 @@
 #include <ctxpar/attention/prefill_pieces.hpp>
 #include <ctxpar/attention/prefill_rows.hpp>
 #include <ctxpar/attention/rows.hpp>
+#include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/core/lse.hpp>
 #include <ctxpar/core/view.hpp>
 #include <ctxpar/layout/kv_view.hpp>
@@ -118,6 +119,27 @@ struct merge_parts {
 
 inline constexpr std::int64_t max_merge_parts = 256;
 
+// One more partial state of some rows, taken into the states that have grown so far (growing_lse).
+template <lse_base Base>
+struct accumulate_args {
+    head_view<const float> part;          // [rows][heads][dv]
+    head_view<const lse<Base>> part_lse;  // [rows][heads]
+    const std::uint8_t* live = nullptr;   // [rows] 0: the row is empty by length; null: none is
+    bool first = false;                   // there is nothing so far: out and lse_out need not hold anything
+    head_view<float> out;                 // [rows][heads][dv] the states so far
+    head_view<growing_lse<Base>> lse_out; // [rows][heads]
+};
+
+// The states that have grown, finished: out and LSE, with sinks that join here, once.
+template <class Out, lse_base Base, lse_base OutBase>
+struct finish_args {
+    head_view<const float> sum;                 // [rows][heads][dv]
+    head_view<const growing_lse<Base>> sum_lse; // [rows][heads]
+    const float* sinks = nullptr;               // [heads] natural logits, or null
+    head_view<Out> out;                         // [rows][heads][dv]
+    head_view<lse<OutBase>> lse_out;            // [rows][heads], or a null base
+};
+
 // Where a view begins among all rows and heads.
 struct state_origin {
     std::int64_t row = 0;
@@ -137,7 +159,7 @@ struct state_origin {
 //   merge(merge_parts, head_view<Out>, head_view<lse<>>, stream)   also unpacks what pack made
 //   sum_parts(parts, count, head_view<const P> shape, head_view<Out>, stream)   in the order of the parts, in fp32
 //   pack(head_view<const P> O, head_view<const lse<>> LSE, head_view<P> packed, stream)   each LSE behind its vector
-//                                                         out and its LSEs may be the memory of part 0
+//   accumulate(accumulate_args, stream), finish(finish_args, stream)
 //   copy(head_view<const From>, first_head, head_view<To>, stream)
 //   copy_rows(head_view<const T>, index_view rows, head_view<T>, stream)     to row i from row rows[i]; -1: T{}
 //   place_rows(head_view<const T>, index_view rows, head_view<T>, stream)    row i to row rows[i]; -1: nowhere

@@ -146,6 +146,17 @@ public:
         each_row(out.rows, [&](std::int64_t row) { cpu::merge_row(parts, row, out, lse_out); });
     }
 
+    // Takes a partial state into those that have grown so far.
+    template <lse_base Base>
+    void accumulate(const accumulate_args<Base>& args, stream_type) {
+        each_row(args.out.rows, [&](std::int64_t row) { cpu::accumulate_row(args, row); });
+    }
+
+    template <class Out, lse_base Base, lse_base OutBase>
+    void finish(const finish_args<Out, Base, OutBase>& args, stream_type) {
+        each_row(args.out.rows, [&](std::int64_t row) { cpu::finish_row(args, row); });
+    }
+
     // out = sum of the parts in their order, in fp32; `shape` says where a part's elements lie relative to its pointer.
     template <class P, class Out>
     void sum_parts(const void* const* parts, std::int64_t part_count, const head_view<const P>& shape,

@@ -81,6 +81,10 @@ public:
     template <class P, class Out, lse_base Base, lse_base OutBase>
     void merge(const merge_parts<P, Base>& parts, const head_view<Out>& out, const head_view<lse<OutBase>>& lse_out,
                stream_type stream);
+    template <lse_base Base>
+    void accumulate(const accumulate_args<Base>& args, stream_type stream);
+    template <class Out, lse_base Base, lse_base OutBase>
+    void finish(const finish_args<Out, Base, OutBase>& args, stream_type stream);
     template <class P, class Out>
     void sum_parts(const void* const* parts, std::int64_t part_count, const head_view<const P>& shape,
                    const head_view<Out>& out, stream_type stream);

@@ -52,9 +52,9 @@ struct key_buffers {
     element* latent = nullptr;   // the same dequantised, for up-projection
     element* keys = nullptr;     // [piece rows][Hl][width] up-projected
     element* values = nullptr;
-    float* sum = nullptr;          // [rows][Hl][dv] of the pieces so far
-    lse<base>* sum_lse = nullptr;  // [rows][Hl]
-    piece_element* part = nullptr; // of one piece
+    float* sum = nullptr;                 // [rows][Hl][dv] of the pieces so far
+    growing_lse<base>* sum_lse = nullptr; // [rows][Hl]
+    piece_element* part = nullptr;        // of one piece
     lse<base>* part_lse = nullptr;
     float* wide_part = nullptr; // the same in fp32, where it is not already
     attend_scratch scratch;
@@ -128,7 +128,7 @@ key_buffers<Policy, Backend> carve_keys(carver& memory, const Backend& backend, 
     plain.token_scales = false;
 
     buffers all;
-    all.arrays.rows = carve_rows(memory, rows, 2 * requests + 1, requests, 2);
+    all.arrays.rows = carve_rows(memory, rows, 2 * requests + 1, requests, 1);
     all.arrays.starts = memory.take<std::int64_t>(requests);
     all.arrays.page_offsets = memory.take<std::int64_t>(requests + 1);
     all.arrays.pages = memory.take<std::int64_t>(pieces);
@@ -141,7 +141,7 @@ key_buffers<Policy, Backend> carve_keys(carver& memory, const Backend& backend, 
     const std::int64_t states = rows * limits.heads;
     const std::int64_t width = limits.key_value_width();
     all.sum = memory.take<float>(states * width);
-    all.sum_lse = memory.take<lse<buffers::base>>(states);
+    all.sum_lse = memory.take<growing_lse<buffers::base>>(states);
     all.part = memory.take<piece_element>(states * width);
     all.part_lse = memory.take<lse<buffers::base>>(states);
     if constexpr (std::is_same_v<piece_element, float>) {

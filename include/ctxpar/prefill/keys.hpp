@@ -211,38 +211,29 @@ private:
         if constexpr (!std::is_same_v<piece_element, float>)
             backend.copy(head_view<const piece_element>(args.out), 0, part, stream);
 
-        // The first piece is the sum; a later one is merged with it.
         const std::int64_t first_state = extent.first_row * limits.heads;
-        const auto sum = dense_view(memory.keys.sum + first_state * width, extent.rows, limits.heads, width);
-        const auto sum_lse = dense_view(memory.keys.sum_lse + first_state, extent.rows, limits.heads, 1);
-        const void* const outs[] = {sum.base, part.base};
-        const void* const lses[] = {sum_lse.base, args.lse_out.base};
-        const int skipped = piece.all_rows ? 1 : 0;
-        merge_parts<float, base> parts;
-        parts.out_parts = outs + skipped;
-        parts.lse_parts = lses + skipped;
-        parts.count = 2 - skipped;
-        parts.out = sum;
-        parts.lse_in = sum_lse;
-        parts.live = memory.keys.arrays.rows.live + skipped * extent.rows;
-        parts.live_stride = extent.rows;
-        backend.merge(parts, sum, sum_lse, stream);
+        accumulate_args<base> more;
+        more.part = part;
+        more.part_lse = args.lse_out;
+        more.live = memory.keys.arrays.rows.live;
+        more.first = piece.all_rows;
+        more.out = dense_view(memory.keys.sum + first_state * width, extent.rows, limits.heads, width);
+        more.lse_out = dense_view(memory.keys.sum_lse + first_state, extent.rows, limits.heads, 1);
+        backend.accumulate(more, stream);
     }
 
     // The sums of all rows become the output; a sink joins here, once.
     template <class Out, lse_base LseBase>
     void finish(const head_view<Out>& out, const head_view<lse<LseBase>>& lse_out, const float* sinks,
                 stream_type stream) const {
-        const void* const outs[] = {memory.keys.sum};
-        const void* const lses[] = {memory.keys.sum_lse};
-        merge_parts<float, base> parts;
-        parts.out_parts = outs;
-        parts.lse_parts = lses;
-        parts.count = 1;
-        parts.out = dense_view(static_cast<const float*>(memory.keys.sum), out.rows, limits.heads, out.width);
-        parts.lse_in = dense_view(static_cast<const lse<base>*>(memory.keys.sum_lse), out.rows, limits.heads, 1);
-        parts.sinks = sinks;
-        backend.merge(parts, out, lse_out, stream);
+        finish_args<Out, base, LseBase> last;
+        last.sum = dense_view(static_cast<const float*>(memory.keys.sum), out.rows, limits.heads, out.width);
+        last.sum_lse =
+            dense_view(static_cast<const growing_lse<base>*>(memory.keys.sum_lse), out.rows, limits.heads, 1);
+        last.sinks = sinks;
+        last.out = out;
+        last.lse_out = lse_out;
+        backend.finish(last, stream);
     }
 };
 

@@ -134,4 +134,41 @@ void copy_row(const head_view<const From>& from, std::int64_t first_head, const 
     }
 }
 
+// One row, all heads: out = own * out + part's factor * part.
+template <lse_base Base>
+void accumulate_row(const accumulate_args<Base>& args, std::int64_t row) {
+    const bool empty = args.live != nullptr && args.live[row] == 0;
+    for (std::int64_t head = 0; head < args.out.heads; ++head) {
+        growing_lse<Base>& state = *args.lse_out.at(row, head);
+        if (args.first) state = {};
+        const auto factor = state.add(*args.part_lse.at(row, head), empty);
+        const float* const part = args.part.at(row, head);
+        float* const sum = args.out.at(row, head);
+        if (args.first && factor.part == 0.0F) {
+            std::fill_n(sum, args.out.width, 0.0F);
+        } else if (factor.own == 0.0F) {
+            for (std::int64_t d = 0; d < args.out.width; ++d) sum[d] = factor.part * part[d];
+        } else if (factor.part != 0.0F) {
+            for (std::int64_t d = 0; d < args.out.width; ++d) sum[d] = factor.own * sum[d] + factor.part * part[d];
+        }
+    }
+}
+
+// One row, all heads.
+template <class Out, lse_base Base, lse_base OutBase>
+void finish_row(const finish_args<Out, Base, OutBase>& args, std::int64_t row) {
+    for (std::int64_t head = 0; head < args.out.heads; ++head) {
+        growing_lse<Base> state = *args.sum_lse.at(row, head);
+        const bool nothing = is_minus_infinity(state.high);
+        float factor = 1.0F;
+        if (args.sinks != nullptr) factor = state.add(sink_in<Base>(args.sinks[head])).own;
+        const float* const sum = args.sum.at(row, head);
+        Out* const out = args.out.at(row, head);
+        const bool broken = is_nan_or_plus_infinity(state.high);
+        for (std::int64_t d = 0; d < args.out.width; ++d)
+            out[d] = static_cast<Out>(broken ? state.high : (nothing ? 0.0F : factor * sum[d]));
+        write_lse(args.lse_out, row, head, state.result());
+    }
+}
+
 } // namespace ctxpar::inline v0_1::cpu

@@ -152,4 +152,41 @@ CTXPAR_KERNEL void convert_kernel(head_view<const From> from, std::int64_t first
     });
 }
 
+// One more partial state of each (row, head) is taken into those that have grown so far.
+template <lse_base Base>
+CTXPAR_KERNEL void accumulate_kernel(accumulate_args<Base> args) {
+    each_vector(args.out.rows, args.out.heads, [&](std::int64_t row, std::int64_t head) {
+        growing_lse<Base> state;
+        if (!args.first) state = *args.lse_out.at(row, head);
+        sync_warp(); // the state is written below, which other lanes still read
+        const bool empty = args.live != nullptr && args.live[row] == 0;
+        const auto factor = state.add(*args.part_lse.at(row, head), empty);
+        const float* const part = args.part.at(row, head);
+        float* const sum = args.out.at(row, head);
+        for (std::int64_t d = lane_index(); d < args.out.width; d += warp_size) {
+            float value = args.first || factor.own == 0.0F ? 0.0F : factor.own * sum[d];
+            if (factor.part != 0.0F) value += factor.part * part[d];
+            sum[d] = value;
+        }
+        if (lane_index() == 0) *args.lse_out.at(row, head) = state;
+    });
+}
+
+template <class Out, lse_base Base, lse_base OutBase>
+CTXPAR_KERNEL void finish_kernel(finish_args<Out, Base, OutBase> args) {
+    each_vector(args.out.rows, args.out.heads, [&](std::int64_t row, std::int64_t head) {
+        growing_lse<Base> state = *args.sum_lse.at(row, head);
+        const bool nothing = is_minus_infinity(state.high);
+        float factor = 1.0F;
+        if (args.sinks != nullptr) factor = state.add(lse_cast<Base>(natural_lse{args.sinks[head]})).own;
+        const bool broken = is_nan_or_plus_infinity(state.high);
+        const float* const sum = args.sum.at(row, head);
+        Out* const out = args.out.at(row, head);
+        for (std::int64_t d = lane_index(); d < args.out.width; d += warp_size)
+            out[d] = static_cast<Out>(broken ? state.high : (nothing ? 0.0F : factor * sum[d]));
+        if (args.lse_out.base != nullptr && lane_index() == 0)
+            *args.lse_out.at(row, head) = lse_cast<OutBase>(state.result());
+    });
+}
+
 } // namespace ctxpar::inline v0_1::cuda

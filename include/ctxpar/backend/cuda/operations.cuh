@@ -115,6 +115,18 @@ void cuda_backend::merge(const merge_parts<P, Base>& parts, const head_view<Out>
     run(cuda::vectors(out.rows, out.heads), stream, cuda::merge_kernel<P, Out, Base, OutBase>, list, out, lse_out);
 }
 
+template <lse_base Base>
+void cuda_backend::accumulate(const accumulate_args<Base>& args, stream_type stream) {
+    if (args.out.rows == 0) return;
+    run(cuda::vectors(args.out.rows, args.out.heads), stream, cuda::accumulate_kernel<Base>, args);
+}
+
+template <class Out, lse_base Base, lse_base OutBase>
+void cuda_backend::finish(const finish_args<Out, Base, OutBase>& args, stream_type stream) {
+    if (args.out.rows == 0) return;
+    run(cuda::vectors(args.out.rows, args.out.heads), stream, cuda::finish_kernel<Out, Base, OutBase>, args);
+}
+
 template <class P, class Out>
 void cuda_backend::sum_parts(const void* const* parts, std::int64_t part_count, const head_view<const P>& shape,
                              const head_view<Out>& out, stream_type stream) {
