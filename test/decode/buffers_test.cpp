@@ -63,7 +63,8 @@ TEST_CASE("counting and carving agree, and every buffer is aligned, inside, and 
                     {all.pass.queries, ranks.distinct_tp() > 1 ? states * 16 * sizeof(bf16) : 0},
                     {all.pass.scratch.split_out, 8 * states * 16 * sizeof(float)},
                     {all.pass.scratch.split_lse, 8 * states * sizeof(float)},
-                    {all.pass.scratch.threads, 2 * static_cast<std::size_t>(all.pass.scratch.thread_floats) * sizeof(float)},
+                    {all.pass.scratch.threads,
+                     2 * static_cast<std::size_t>(all.pass.scratch.thread_floats) * sizeof(float)},
                 };
                 const auto* first = static_cast<const std::byte*>(lent.data);
                 std::vector<std::pair<std::size_t, std::size_t>> spans;

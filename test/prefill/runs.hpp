@@ -13,13 +13,24 @@ prefill_result run_gqa_bf16(const prefill_deployment& d, const prefill_data& dat
 prefill_result run_gqa_narrow(const prefill_deployment& d, const prefill_data& data);
 prefill_result run_gqa_fp8(const prefill_deployment& d, const prefill_data& data);
 prefill_result run_mla_bf16(const prefill_deployment& d, const prefill_data& data);
+prefill_result run_mla_fp8(const prefill_deployment& d, const prefill_data& data);
 prefill_result run_mla_f32(const prefill_deployment& d, const prefill_data& data);
 
 inline prefill_result run(const prefill_deployment& d, const prefill_data& data) {
-    if (d.is_mla) return d.element == scalar_type::f32 ? run_mla_f32(d, data) : run_mla_bf16(d, data);
+    if (d.is_mla && d.element == scalar_type::f32) return run_mla_f32(d, data);
+    if (d.is_mla) return d.kv_element == scalar_type::e4m3 ? run_mla_fp8(d, data) : run_mla_bf16(d, data);
     if (d.partials == partial::output) return run_gqa_narrow(d, data);
     if (d.kv_element == scalar_type::e4m3) return run_gqa_fp8(d, data);
     return run_gqa_bf16(d, data);
+}
+
+// The same bits on every rank.
+inline bool same_bits(const prefill_result& a, const prefill_result& b) {
+    for (std::size_t rank = 0; rank < a.outputs().size(); ++rank) {
+        if (!same_bits(a.outputs()[rank].out, b.outputs()[rank].out)) return false;
+        if (!same_bits(a.outputs()[rank].lse, b.outputs()[rank].lse)) return false;
+    }
+    return a.outputs().size() == b.outputs().size();
 }
 
 // The law of the library: what the ranks return together is what one unsharded attention returns.

@@ -52,6 +52,24 @@ TEST_CASE("8-bit caches under windows are read as they hold it") {
     }
 }
 
+TEST_CASE("8-bit latent rows are read as the cache holds them, absorbed and up-projected") {
+    for (const auto& [tp, pcp, dcp] : {std::array{2, 2, 4}, std::array{1, 4, 2}, std::array{1, 2, 1}}) {
+        for (const scale_choice scales : {scale_choice::tensor, scale_choice::head, scale_choice::token}) {
+            prefill_deployment d = over(tp, pcp, dcp);
+            d.is_mla = true;
+            d.kv_heads = 1;
+            d.value_width = 24;
+            d.key_width = 33;
+            d.kv_element = scalar_type::e4m3;
+            d.scales = scales;
+            each_path(d);
+            d.nope_width = 16;
+            d.projected_value_width = 20;
+            check_exact(d);
+        }
+    }
+}
+
 TEST_CASE("16-bit caches may have a scale a head or a token") {
     for (const scale_choice scales :
          {scale_choice::tensor, scale_choice::head, scale_choice::token, scale_choice::shared_token}) {
@@ -70,7 +88,6 @@ TEST_CASE("prefilled pools may have any layout") {
             d.layout = layout;
             d.block_size = layout == pool_layout::contiguous ? 40 : 8;
             d.table = static_cast<table_form>(static_cast<int>(layout) % 4);
-            if (layout == pool_layout::stacked_nhd || layout == pool_layout::stacked_hnd) d.value_width = d.key_width;
             if (narrow) {
                 d.kv_element = scalar_type::e4m3;
                 d.scales = scale_choice::token;
