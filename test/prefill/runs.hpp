@@ -37,7 +37,6 @@ inline bool same_bits(const prefill_result& a, const prefill_result& b) {
 inline void check_exact(const prefill_deployment& d, const prefill_data& data, const prefill_result& got) {
     const distance far = distance_of(d, data, got);
     INFO(describe(d));
-    if (std::getenv("FAR")) std::printf("far %g %g\n", far.out, far.lse); // DEBUG
     CHECK(got.problem() == "");
     CHECK(far.out <= 1.0);
     CHECK(far.lse <= 1.0);
