@@ -5,28 +5,11 @@
 #include <functional>
 
 #include "../support/decode_ranks.hpp"
+#include "../support/refusal.hpp"
 
 using namespace ctxpar_test;
 
 namespace {
-
-template <class Operation>
-std::string refusal_of(const Operation& operation) {
-    try {
-        operation();
-    } catch (const config_error& problem) {
-        return problem.code() + ": " + problem.what();
-    }
-    return "none";
-}
-
-// Whether a refusal has this code and names these words.
-bool says(const std::string& refusal, const std::string& code, std::initializer_list<const char*> words) {
-    bool found = refusal.rfind(code + ": ", 0) == 0;
-    for (const char* word : words) found = found && refusal.find(word) != std::string::npos;
-    if (!found) MESSAGE("refused as: ", refusal);
-    return found;
-}
 
 using policy_type = policy<gqa<bf16, 6, 4>, interleave<2>, merge::a2a>;
 using decoder_type = decoder<policy_type, cpu_backend, local_communicator>;

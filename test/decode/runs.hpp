@@ -46,7 +46,6 @@ inline distance distance_of(const deployment& d) {
 inline void check_exact(const deployment& d) {
     const distance far = distance_of(d);
     INFO(describe(d));
-    if (std::getenv("FAR")) std::printf("far %g %g\n", far.out, far.lse);
     CHECK(far.out <= 1.0);
     CHECK(far.lse <= 1.0);
 }

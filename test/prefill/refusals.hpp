@@ -6,35 +6,20 @@
 
 #include <cstddef>
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include <ctxpar/ctxpar.hpp>
 
 #include "../support/kv_pool.hpp"
+#include "../support/refusal.hpp"
 
 namespace refusals {
 
 using namespace ctxpar;
 
-template <class Operation>
-std::string refusal_of(const Operation& operation) {
-    try {
-        operation();
-    } catch (const config_error& problem) {
-        return problem.code() + ": " + problem.what();
-    }
-    return "none";
-}
-
-// Whether a refusal has this code and names these words.
-inline bool says(const std::string& refusal, const std::string& code, std::initializer_list<const char*> words) {
-    bool found = refusal.rfind(code + ": ", 0) == 0;
-    for (const char* word : words) found = found && refusal.find(word) != std::string::npos;
-    if (!found) MESSAGE("refused as: ", refusal);
-    return found;
-}
+using ctxpar_test::refusal_of;
+using ctxpar_test::says;
 
 using policy_type = policy<gqa<bf16, 6, 4>, interleave<2>, merge::a2a>;
 using prefiller_type = prefiller<policy_type, cpu_backend, local_communicator>;

@@ -1,0 +1,45 @@
+// Counts what is allocated: included by one file of a test executable, whose whole memory then comes through here.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+// Counts for this thread while it says so. The whole test executable allocates through these.
+thread_local bool is_counting = false;
+std::atomic<std::int64_t> num_allocations{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+    if (is_counting) ++num_allocations;
+    void* const memory = alignment <= alignof(std::max_align_t)
+                             ? std::malloc(bytes == 0 ? 1 : bytes)
+                             : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (memory == nullptr) std::abort();
+    return memory;
+}
+
+} // namespace
+
+// Not inlined: where only one of a pair is, the compiler sees malloc meet delete.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+    return counted(bytes, 0);
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
+    return counted(bytes, static_cast<std::size_t>(alignment));
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
