@@ -6,8 +6,10 @@
 // ownership, and those on both sides of every edge of a mask, also where no row may see them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -82,10 +84,16 @@ inline std::vector<std::int64_t> tokens_to_plant(const deployment& d, const requ
 
 namespace detail {
 
-// One direction a head, and queries close to it in every row: a token planted for a head is heavy in all rows.
+// One direction a head, as long as the average one of its width, and queries close to it in every row: a token planted
+// for a head is heavy in all rows.
 inline std::vector<double> draw_directions(const deployment& d, random_numbers& random) {
     std::vector<double> directions(static_cast<std::size_t>(d.q_heads * d.key_width));
     for (double& x : directions) x = random.normal();
+    for (auto head = directions.begin(); head != directions.end(); head += d.key_width) {
+        const double length = std::sqrt(std::inner_product(head, head + d.key_width, head, 0.0));
+        const double longer = std::sqrt(static_cast<double>(d.key_width)) / length;
+        std::transform(head, head + d.key_width, head, [longer](double x) { return x * longer; });
+    }
     return directions;
 }
 
@@ -98,8 +106,7 @@ inline void draw_queries(const deployment& d, const std::vector<double>& directi
 
 // A row of a planted key: the direction of a head, as long as the wanted score takes.
 inline void plant_key(const deployment& d, const double* direction, double score, random_numbers& random, float* key) {
-    double length = 1e-9;
-    for (std::int64_t i = 0; i < d.key_width; ++i) length += direction[i] * direction[i];
+    const double length = std::inner_product(direction, direction + d.key_width, direction, 0.0);
     const double factor = score / (softmax_scale_of(d) * length);
     for (std::int64_t i = 0; i < d.key_width; ++i)
         key[i] = static_cast<float>(rounded_to(format_of(d.element), factor * direction[i] + 0.2 * random.normal()));
