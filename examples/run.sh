@@ -1,7 +1,8 @@
 #!/bin/bash
 # Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA,
 # each with all three merges, compared with a double-precision reference. Then, smaller, it serves a batch of prefills
-# and decodes, and prefills the end of a prompt. Needs Debian 12, Ubuntu 24.04 or newer.
+# and decodes, and prefills the end of a prompt. Where there is a GPU, with nvcc and NCCL, decode_1m and prefill_zigzag
+# run there, all ranks on the GPUs that there are. Needs Debian 12, Ubuntu 24.04 or newer.
 #
 #   examples/run.sh                  takes fewer tokens where memory does not suffice
 #   examples/run.sh --tokens 65536   options go to decode_1m; decode_1m --help lists them
@@ -14,6 +15,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 touch "$work/json"
 times=""
+backend=()
 status=0
 
 # timed NAME COMMAND...: runs a command and notes the seconds it took.
@@ -32,10 +34,22 @@ build() {
     fi
 }
 
+# Whether decode_1m can work on a GPU: its exit status is 2 where it was built without CUDA or finds no GPU.
+find_gpu() {
+    local answer found=0
+    answer=$(build/demo/examples/decode_1m/decode_1m --backend cuda --tokens 1024 --ranks 1 2>&1) || found=$?
+    if [ "$found" -eq 2 ]; then
+        echo "On the CPU: ${answer##*: }"
+    else
+        backend=(--backend cuda)
+        echo "On the GPU"
+    fi
+}
+
 # decode ARGUMENT...: one run of decode_1m. Its JSON lines are kept for the summary, all others shown.
 decode() {
     echo
-    build/demo/examples/decode_1m/decode_1m --merge a2a,ag_rs,ag_ar --fit --json "$@" |
+    build/demo/examples/decode_1m/decode_1m "${backend[@]}" --merge a2a,ag_rs,ag_ar --fit --json "$@" |
         awk -v json="$work/json" '/^\{/ { print >> json; next } { print; fflush() }' || status=${PIPESTATUS[0]}
 }
 
@@ -44,7 +58,7 @@ prefill() {
     echo
     build/demo/examples/mixed_batch/mixed_batch || status=$?
     echo
-    build/demo/examples/prefill_zigzag/prefill_zigzag --tokens 8192 --chunk 1024 || status=$?
+    build/demo/examples/prefill_zigzag/prefill_zigzag "${backend[@]}" --tokens 8192 --chunk 1024 || status=$?
 }
 
 # One line for each JSON line of decode_1m.
@@ -67,6 +81,7 @@ summary() {
 
 timed "set up" ensure_packages g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev
 timed build build
+find_gpu
 case " $* " in
 *" --attention"*) timed decode decode "$@" ;;
 *)

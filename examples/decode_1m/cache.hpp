@@ -68,6 +68,19 @@ private:
     std::vector<float> scratch_;
 };
 
+// A layer's pool as the library sees it, wherever it lies.
+template <class Attention>
+ctxpar::kv_view<typename Attention::kv_element> view_of_pool(const problem& all, typename Attention::kv_element* base) {
+    const std::int64_t pages = all.blocks_per_request() * all.requests;
+    auto cache = all.is_mla() ? ctxpar::latent_kv(base, pages, all.block_size, all.value_width,
+                                                  all.query_width - all.value_width)
+                              : ctxpar::joint_kv(base, pages, all.block_size, all.ranks().kv_heads_per_rank(),
+                                                 all.query_width, all.value_width, ctxpar::page_order::hnd);
+    cache.k_scale = ctxpar::per_tensor(all.k_scale);
+    cache.v_scale = ctxpar::per_tensor(all.v_scale);
+    return cache;
+}
+
 // The pools of one rank.
 template <class Attention>
 class rank_cache {
@@ -83,16 +96,7 @@ public:
     const std::vector<pool>& pools() const { return pools_; }
 
     ctxpar::kv_view<stored> view(const problem& all, std::int64_t layer) const {
-        auto* const base = reinterpret_cast<stored*>(pools_[static_cast<std::size_t>(layer)].data());
-        const std::int64_t pages = all.blocks_per_request() * all.requests;
-        ctxpar::kv_view<stored> cache =
-            all.is_mla()
-                ? ctxpar::latent_kv(base, pages, all.block_size, all.value_width, all.query_width - all.value_width)
-                : ctxpar::joint_kv(base, pages, all.block_size, all.ranks().kv_heads_per_rank(), all.query_width,
-                                   all.value_width, ctxpar::page_order::hnd);
-        cache.k_scale = ctxpar::per_tensor(all.k_scale);
-        cache.v_scale = ctxpar::per_tensor(all.v_scale);
-        return cache;
+        return view_of_pool<Attention>(all, reinterpret_cast<stored*>(pools_[static_cast<std::size_t>(layer)].data()));
     }
 
 private:

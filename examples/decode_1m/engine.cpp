@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine_cuda.hpp"
+
 namespace demo {
 
 record::record(const problem& all, std::string merge_name)
@@ -18,6 +20,7 @@ double record::step_seconds(std::int64_t step) const {
 }
 
 std::unique_ptr<engine> make_engine(const problem& all, const kv_data& data) {
+    if (all.on_gpus) return make_cuda_engine(all, data);
     return all.is_mla() ? make_mla_engine(all, data) : make_gqa_engine(all, data);
 }
 

@@ -1,9 +1,9 @@
 // What the example does as an engine would: pools, block tables, and decode steps on every rank.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -50,8 +50,12 @@ public:
     // Called by all ranks: the decode steps with one merge.
     virtual void decode(ctxpar::local_communicator& world, record& to) = 0;
 
-    // The pools of all ranks and layers.
-    virtual std::vector<std::span<const std::byte>> pools() const = 0;
+    // Of the pools of all ranks and layers.
+    virtual std::size_t pool_bytes() const = 0;
+    // Bytes a second that `threads` threads, or GPUs, read of them at best.
+    virtual double read_bandwidth(std::int64_t threads) const = 0;
+    // Threads that read at once; 0 where GPUs do.
+    virtual std::int64_t reading_threads() const = 0;
 };
 
 std::unique_ptr<engine> make_engine(const problem& all, const kv_data& data);

@@ -6,7 +6,6 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,10 +13,10 @@
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/core/error.hpp>
 
-#include "ceiling.hpp"
 #include "common/memory.hpp"
 #include "data.hpp"
 #include "engine.hpp"
+#include "engine_cuda.hpp"
 #include "needs.hpp"
 #include "options.hpp"
 #include "reference.hpp"
@@ -41,7 +40,7 @@ std::string gib(double bytes) {
 // Before anything is allocated: refuses what does not fit, or takes fewer tokens where that was asked for.
 void fit_memory(const options& given, problem& all) {
     const double needed = needed_memory(all);
-    const double there = available_memory();
+    const double there = all.on_gpus ? free_device_memory(all) : available_memory();
     if (needed <= there) return;
     const std::int64_t fits = fitting_tokens(all, there);
     if (given.fit && fits > 0) {
@@ -69,14 +68,10 @@ facts fill(const problem& all, const std::vector<std::string>& merges, engine& r
     }
     facts known;
     known.fill_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const auto pools = ranks.pools();
-    std::size_t bytes = 0;
-    for (const auto& pool : pools) bytes += pool.size();
-    known.pool_bytes = bytes;
-    known.kv_bytes_per_rank = bytes / static_cast<std::size_t>(world); // every rank has the same
-    const auto cores = static_cast<std::int64_t>(std::max(1U, std::thread::hardware_concurrency()));
-    known.reading_threads = std::min(cores, world * all.threads_per_rank);
-    known.ceiling = read_bandwidth(pools, known.reading_threads);
+    known.pool_bytes = ranks.pool_bytes();
+    known.kv_bytes_per_rank = known.pool_bytes / static_cast<std::size_t>(world); // every rank has the same
+    known.reading_threads = ranks.reading_threads();
+    known.ceiling = ranks.read_bandwidth(known.reading_threads);
     return known;
 }
 

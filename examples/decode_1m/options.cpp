@@ -63,8 +63,12 @@ options parse_options(int argc, char** argv) {
     number("--query-rows", given.query_rows, many, "query rows of a request and step (1)");
     number("--steps", given.steps, many, "decode steps, each with its own new tokens (3)");
     number("--threads-per-rank", given.threads_per_rank, 4096, "threads of a rank (1)");
-    app.add_option("--comm", given.comm, "how ranks communicate: local, threads of one process")
-        ->check(CLI::IsMember({"local"}));
+    app.add_option("--backend", given.backend,
+                   "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
+        ->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--comm", given.comm,
+                   "how ranks communicate: local, as threads of one process, or, with a GPU for each of them, nccl")
+        ->check(CLI::IsMember({"local", "nccl"}));
     app.add_option("--seed", given.seed, "of the random data (1)");
     app.add_option("--inject", given.inject, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(

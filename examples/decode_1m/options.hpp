@@ -27,6 +27,7 @@ struct options {
     std::int64_t query_rows = 1;
     std::int64_t steps = 3;
     std::int64_t threads_per_rank = 1;
+    std::string backend = "cpu";
     std::string comm = "local";
     std::uint64_t seed = 1;
     std::string inject; // a fault to be found; empty: none

@@ -96,6 +96,11 @@ problem make_problem(const options& given) {
     all.query_rows = given.query_rows;
     all.steps = given.steps;
     all.threads_per_rank = given.threads_per_rank;
+    all.on_gpus = given.backend == "cuda";
+    all.through_nccl = given.comm == "nccl";
+    ctxpar::require(all.on_gpus || !all.through_nccl, "comm",
+                    "--comm nccl is for --backend cuda; ranks on a CPU are "
+                    "threads of one process, --comm local");
     all.seed = given.seed;
     all.injected = fault_named(given.inject);
     all.placement = placement_named(given.placement);

@@ -34,6 +34,8 @@ struct problem {
     std::int64_t query_rows = 0;
     std::int64_t steps = 0;
     std::int64_t threads_per_rank = 1;
+    bool on_gpus = false;      // the caches lie on GPUs
+    bool through_nccl = false; // and ranks talk through NCCL
     std::uint64_t seed = 0;
     fault injected = fault::none;
     ctxpar::output_placement placement = ctxpar::output_placement::own_heads;

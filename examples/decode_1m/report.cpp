@@ -71,8 +71,11 @@ void print_fill(const problem& all, const facts& known) {
     const double part = static_cast<double>(known.kv_bytes_per_rank) / static_cast<double>(replicated_bytes(all));
     fmt::print("  KV cache: {} bytes allocated on each rank; without DCP {} ({:.3g} times as much)\n",
                grouped(std::uint64_t{known.kv_bytes_per_rank}), grouped(replicated_bytes(all)), 1 / part);
-    fmt::print("  filled in {:.1f} s; {} read{} {:.1f} GB/s of it{}\n", known.fill_seconds,
-               counted(known.reading_threads, "thread"), known.reading_threads == 1 ? "s" : "", known.ceiling / 1e9,
+    const std::string readers = known.reading_threads == 0 ? std::string("copies on the GPUs move")
+                                                           : counted(known.reading_threads, "thread") +
+                                                                 (known.reading_threads == 1 ? " reads" : " read");
+    fmt::print("  filled in {:.1f} s; {} {:.1f} GB/s{}{}\n", known.fill_seconds, readers, known.ceiling / 1e9,
+               known.reading_threads == 0 ? "" : " of it",
                exceeds_caches(known) ? "" : " (a pool this small says nothing about memory)");
     std::fflush(stdout);
 }

@@ -1,6 +1,11 @@
 // The engine of one attention policy: a cache for every rank, and the calls of each.
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <thread>
+
+#include "ceiling.hpp"
 #include "step.hpp"
 
 namespace demo {
@@ -23,14 +28,25 @@ public:
 
     void decode(ctxpar::local_communicator& world, record& to) override { here(world).decode(to); }
 
-    std::vector<std::span<const std::byte>> pools() const override {
+    std::size_t pool_bytes() const override {
+        std::size_t bytes = 0;
+        for (const auto& pool : pools()) bytes += pool.size();
+        return bytes;
+    }
+    double read_bandwidth(std::int64_t threads) const override { return demo::read_bandwidth(pools(), threads); }
+    std::int64_t reading_threads() const override {
+        const auto cores = static_cast<std::int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+        return std::min(cores, all_.ranks().world_size() * all_.threads_per_rank);
+    }
+
+private:
+    std::vector<std::span<const std::byte>> pools() const {
         std::vector<std::span<const std::byte>> all;
         for (const auto& cache : caches_)
             for (const pool& each : cache.pools()) all.emplace_back(each.data(), each.bytes());
         return all;
     }
 
-private:
     decode_rank<Attention> here(ctxpar::local_communicator& world) {
         return {all_, data_, attention_, caches_[static_cast<std::size_t>(world.rank())], blocks_, world};
     }

@@ -8,6 +8,7 @@
 #include "common/blocks.hpp"
 #include "common/memory.hpp"
 #include "common/text.hpp"
+#include "engine_cuda.hpp"
 #include "rank.hpp"
 
 namespace demo {
@@ -30,6 +31,7 @@ double record::seconds() const {
 
 std::vector<record> run_configurations(const problem& all, const prompt_data& data,
                                        const std::vector<configuration>& runs) {
+    if (all.on_gpus) return run_cuda_configurations(all, data, runs);
     const std::int64_t dcp = runs.front().dcp;
     const auto world = static_cast<int>(all.ranks(dcp).world_size());
     const std::vector<std::int32_t> blocks = scattered_blocks(all.blocks(dcp));

@@ -14,6 +14,7 @@
 #include "common/text.hpp"
 #include "data.hpp"
 #include "engine.hpp"
+#include "engine_cuda.hpp"
 #include "options.hpp"
 #include "reference.hpp"
 #include "report.hpp"
@@ -45,6 +46,7 @@ void check_memory(const problem& all) {
 
 int run(const options& given) {
     const problem all = make_problem(given);
+    if (all.on_gpus) check_cuda(all);
     check_memory(all);
     print_problem(all);
     print_splits(all);

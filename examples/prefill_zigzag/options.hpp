@@ -20,6 +20,8 @@ struct options {
     std::int64_t block_size = 16;
     std::int64_t workspace = 8192;
     std::int64_t threads_per_rank = 1;
+    std::string backend = "cpu";
+    std::string comm = "local";
     std::uint64_t seed = 1;
     std::string inject;
     bool portable = false;

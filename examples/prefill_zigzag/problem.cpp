@@ -77,6 +77,10 @@ problem make_problem(const options& given) {
     all.threads_per_rank = given.threads_per_rank;
     all.instructions = given.portable ? ctxpar::cpu::isa::portable : ctxpar::cpu::best_isa();
     all.softmax_scale = 1.0F / std::sqrt(static_cast<float>(given.head_dim));
+    all.on_gpus = given.backend == "cuda";
+    all.through_nccl = given.comm == "nccl";
+    ctxpar::require(all.on_gpus || !all.through_nccl, "comm",
+                    "--comm nccl is for --backend cuda; ranks on a CPU are threads of one process, --comm local");
     all.seed = given.seed;
     all.injected = fault_named(given.inject);
     all.configurations = configurations_of(given);

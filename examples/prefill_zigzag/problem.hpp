@@ -37,6 +37,8 @@ struct problem {
     std::int64_t threads_per_rank = 1;
     ctxpar::cpu::isa instructions = ctxpar::cpu::isa::portable;
     float softmax_scale = 0.0F;
+    bool on_gpus = false;      // the caches lie on GPUs
+    bool through_nccl = false; // and ranks talk through NCCL
     std::uint64_t seed = 0;
     fault injected = fault::none;
     std::vector<configuration> configurations;

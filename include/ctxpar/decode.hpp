@@ -187,6 +187,7 @@ private:
         plan.kv_heads = mesh_.kv_heads_per_rank();
         plan.query_width = step.shape.query_width;
         plan.value_width = step.shape.value_width;
+        plan.rows_per_request = (shape_.max_rows + shape_.max_requests - 1) / shape_.max_requests;
         plan.memory = memory.callable;
         return plan;
     }

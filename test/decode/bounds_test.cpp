@@ -74,14 +74,15 @@ spoiled_run run_spoiled(const deployment& d, const planted_data& data, const Spo
     result.statuses.resize(result.outputs.size());
     result.slots.resize(result.outputs.size());
     std::vector<int> holds(result.outputs.size(), 1);
-    run_local_ranks(static_cast<int>(d.world()), {}, [&](local_communicator& world) {
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
         const auto number = static_cast<std::size_t>(world.rank());
-        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), cpu_backend());
+        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), suite_ranks::backend());
         rank.fill();
         open_batch batch(d, rank.batch());
         spoil(batch, rank.facts().shard);
         const decode_step step =
-            rank.used().plan(batch.view(d), {d.rows() + d.pad_rows, d.longest()}, rank.scratch().view(), {});
+            rank.used().plan(batch.view(d), {d.rows() + d.pad_rows, d.longest()}, rank.scratch().view(), rank.stream());
+        rank.wait();
         result.slots[number].assign(step.attention.arrays.slots, step.attention.arrays.slots + step.rows);
         const auto bits = [](const std::vector<bf16>& row) {
             std::vector<std::uint16_t> list;
@@ -92,6 +93,7 @@ spoiled_run run_spoiled(const deployment& d, const planted_data& data, const Spo
         for (std::int64_t slot = 0; slot < rank.pool().view().slots(); ++slot)
             before.push_back(bits(key_of(rank.pool(), slot)));
         rank.append(step);
+        rank.wait();
         for (std::int64_t slot = 0; slot < rank.pool().view().slots(); ++slot) {
             const auto& own = result.slots[number];
             const bool may_change = std::find(own.begin(), own.end(), slot) != own.end();
@@ -264,13 +266,13 @@ TEST_CASE("bounds that the decoder can not serve are refused") {
     const deployment d = three_requests();
     const planted_data data = plant(d);
     std::vector<std::string> codes;
-    run_local_ranks(2, {}, [&](local_communicator& world) {
-        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), cpu_backend());
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), suite_ranks::backend());
         const std::int64_t rows = rank.used().shape().max_rows, longest = rank.used().shape().longest;
         for (const step_bounds& bounds :
              {step_bounds{rows + 1, 1}, step_bounds{-1, 1}, step_bounds{1, longest + 1}, step_bounds{1, -1}}) {
             try {
-                rank.used().plan(rank.batch(), bounds, rank.scratch().view(), {});
+                rank.used().plan(rank.batch(), bounds, rank.scratch().view(), rank.stream());
                 if (world.rank() == 0) codes.push_back("none");
             } catch (const config_error& problem) {
                 if (world.rank() == 0) codes.push_back(problem.code());

@@ -10,12 +10,12 @@ namespace {
 using policy_type = policy<gqa<bf16, 16>, interleave<>, merge::dynamic>;
 
 // Counts metadata operations of all of its copies.
-class counting_backend : public cpu_backend {
+class counting_backend : public suite_ranks::backend {
 public:
     explicit counting_backend(std::int64_t& plans) : plans_(&plans) {}
-    void metadata(const metadata_args& args, host_stream stream) {
+    void metadata(const metadata_args& args, stream_type stream) {
         ++*plans_;
-        cpu_backend::metadata(args, stream);
+        suite_ranks::backend::metadata(args, stream);
     }
 
 private:
@@ -73,7 +73,8 @@ std::vector<float> decode_one(Rank& rank, const micro_batch& one) {
     std::vector<float> out(static_cast<std::size_t>(rows * heads * 16), std::numeric_limits<float>::quiet_NaN());
     rank.used().decode(one.step, rank.queries().slice_rows(one.first_row, rows),
                        kv_view<const bf16>(rank.pool().view()), dense_view(out.data(), rows, heads, 16),
-                       layer_options<>{}, {});
+                       layer_options<>{}, rank.stream());
+    rank.wait();
     return out;
 }
 
@@ -84,19 +85,19 @@ TEST_CASE("plans that are alive at once give the bits of one at a time") {
         const deployment d = four_requests(merge);
         const planted_data data = plant(d);
         std::vector<int> same(static_cast<std::size_t>(d.world()), 0);
-        run_local_ranks(static_cast<int>(d.world()), {}, [&](local_communicator& world) {
-            decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), cpu_backend());
+        suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+            decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), suite_ranks::backend());
             rank.fill();
             rank.append(rank.plan());
             std::vector<micro_batch> list = micro_batches(rank);
             std::vector<std::vector<float>> alone, together;
             for (micro_batch& one : list) {
-                one.step = rank.used().plan(one.batch, one.memory.view(), {});
+                one.step = rank.used().plan(one.batch, one.memory.view(), rank.stream());
                 alone.push_back(decode_one(rank, one));
             }
             // All planned again, in the other order, before any is decoded; two layers each, in turn.
             for (std::size_t i = list.size(); i > 0; --i)
-                list[i - 1].step = rank.used().plan(list[i - 1].batch, list[i - 1].memory.view(), {});
+                list[i - 1].step = rank.used().plan(list[i - 1].batch, list[i - 1].memory.view(), rank.stream());
             for (int layer = 0; layer < 2; ++layer)
                 for (const micro_batch& one : list) together.push_back(decode_one(rank, one));
             int& count = same[static_cast<std::size_t>(world.rank())];
@@ -111,7 +112,7 @@ TEST_CASE("a plan is made once a step, however many layers there are") {
     const deployment d = four_requests(merge_kind::a2a);
     const planted_data data = plant(d);
     std::vector<std::int64_t> plans(static_cast<std::size_t>(d.world()), 0);
-    run_local_ranks(static_cast<int>(d.world()), {}, [&](local_communicator& world) {
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
         decode_rank<policy_type, counting_backend> rank(
             world, d, data, policy_for<policy_type>(d),
             counting_backend(plans[static_cast<std::size_t>(world.rank())]));
@@ -134,9 +135,9 @@ TEST_CASE("a step serves the decoder that planned it") {
     other.q_heads = 16;
     const planted_data data = plant(d), other_data = plant(other);
     std::string code, unplanned;
-    run_local_ranks(1, {}, [&](local_communicator& world) {
-        decode_rank<policy_type> one(world, d, data, policy_for<policy_type>(d), cpu_backend());
-        decode_rank<policy_type> two(world, other, other_data, policy_for<policy_type>(other), cpu_backend());
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+        decode_rank<policy_type> one(world, d, data, policy_for<policy_type>(d), suite_ranks::backend());
+        decode_rank<policy_type> two(world, other, other_data, policy_for<policy_type>(other), suite_ranks::backend());
         const decode_step step = one.plan();
         try {
             two.append(step);

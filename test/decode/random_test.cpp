@@ -22,6 +22,7 @@ void check_random(std::uint64_t first, std::uint64_t count) {
     std::int64_t num_lses = 0, too_far = 0;
     for (std::uint64_t seed = first; seed < first + count; ++seed) {
         const deployment d = random_deployment(seed);
+        if (!is_drawn(d) || (suite_ranks::share > 1 && d.longest() > 1'000)) continue; // slow ranks, short contexts
         const distance far = distance_of(d);
         INFO(describe(d));
         CHECK(far.out <= 1.0);

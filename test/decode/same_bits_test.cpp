@@ -5,21 +5,25 @@ using namespace ctxpar_test;
 
 namespace {
 
-// Some 8,000 tokens on each of four ranks, so several splits of the keys, beside short requests.
+// Some 8,000 tokens on each of four ranks, so several splits of the keys, beside short requests. Where ranks are slow,
+// some 4,200 on each of two, which is two splits.
 deployment long_and_short() {
+    const bool is_slow = suite_ranks::share > 1;
     deployment d;
-    d.sizes = {2, 2, 4, 1, 1, 1};
+    d.sizes = {is_slow ? 1 : 2, 2, is_slow ? 2 : 4, 1, 1, 1};
     d.q_heads = 8;
     d.interleave = 16;
-    d.requests = {{33'003, 2}, {131, 3}, {9'000, 1}, {1, 1}};
+    d.requests = {{is_slow ? 8'403 : 33'003, 2}, {131, 3}, {is_slow ? 900 : 9'000, 1}, {1, 1}};
     d.block_size = 64;
+    d.room_requests = 8; // a decoder has the same shape for the batch and for each request alone
+    d.room_rows = 16;
     return d;
 }
 
 void each_merge(deployment d, void (*check)(const deployment&)) {
     for (const merge_kind merge : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a}) {
         d.merge = merge;
-        check(d);
+        if (is_drawn(d)) check(d);
     }
 }
 
@@ -47,6 +51,7 @@ TEST_CASE("any number of threads gives the same bits") {
     for (const cpu::isa instructions : {cpu::best_isa(), cpu::isa::portable}) {
         deployment d = long_and_short();
         d.instructions = instructions;
+        if (!is_drawn(d)) continue;
         const planted_data data = plant(d);
         const run_result one = run(d, data);
         for (const std::int64_t threads : {2, 3}) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "../support/drawn.hpp"
 #include "user_policies.hpp"
 
 using namespace ctxpar_test;
@@ -41,6 +42,7 @@ void check_fault(merge_fault fault, step_fault step, const std::function<void(de
     for (const auto& [tp, pcp, dcp] : topologies) {
         deployment d = users_own(tp, pcp, dcp);
         if (change) change(d);
+        if (!is_drawn(d)) continue;
         const planted_data data = plant(d);
         INFO(describe(d));
         CHECK(run_users(d, data, merge_fault::none).right());
@@ -51,6 +53,7 @@ void check_fault(merge_fault fault, step_fault step, const std::function<void(de
 // The result of running `wrong` data for `d`, where the reference reads `right` data.
 void check_wrong_data(const deployment& d, const planted_data& right, const deployment& wrong_d,
                       const planted_data& wrong) {
+    if (!is_drawn(d)) return;
     using policy_type = policy<gqa<bf16, 12, 10>, interleave<>, merge::a2a>;
     const auto far = [&](const deployment& run_d, const planted_data& run_data) {
         const run_result got =
@@ -80,6 +83,7 @@ TEST_CASE("user-written attention, interleave and merge policies are exact") {
             deployment d = users_own(tp, pcp, dcp);
             d.placement = placement;
             d.sinks = placement == output_placement::all_heads;
+            if (!is_drawn(d)) continue;
             INFO(describe(d));
             CHECK(run_users(d, plant(d), merge_fault::none).right());
         }
@@ -176,11 +180,12 @@ TEST_CASE("a key whose scale is another head's is found") {
     using policy_type = policy<gqa<bf16, 12, 10>, interleave<>, merge::a2a>;
     // Written by one head's scale, read by the other's.
     std::vector<rank_output> outputs(2);
-    run_local_ranks(2, {}, [&](local_communicator& world) {
-        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), cpu_backend());
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+        decode_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), suite_ranks::backend());
         rank.fill();
         const decode_step step = rank.plan();
         rank.append(step);
+        rank.wait();
         float* const scales = rank.pool().view().k_scale.data;
         std::swap(scales[0], scales[1]);
         rank_report report;

@@ -91,6 +91,7 @@ struct gather_all {
         if (fault == merge_fault::none) {
             merge_right(backend, call, all, stream);
         } else {
+            suite_ranks::finish(stream);
             merge_wrongly(call, all);
         }
     }
@@ -166,13 +167,14 @@ enum class step_fault {
     next_seen,      // a row sees one local key more
 };
 
-// The CPU backend with metadata that has a fault.
-class faulty_backend : public cpu_backend {
+// The plain backend with metadata that has a fault.
+class faulty_backend : public suite_ranks::backend {
 public:
     explicit faulty_backend(step_fault fault) : fault_(fault) {}
 
-    void metadata(const metadata_args& args, host_stream stream) {
-        cpu_backend::metadata(args, stream);
+    void metadata(const metadata_args& args, stream_type stream) {
+        suite_ranks::backend::metadata(args, stream);
+        suite_ranks::finish(stream);
         for (std::int64_t request = 0; request < args.batch.requests; ++request) {
             segment& run = args.out.segments[request];
             for (std::int64_t i = 0; i < run.rows; ++i) {

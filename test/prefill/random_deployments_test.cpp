@@ -16,6 +16,7 @@ void check_random(std::uint64_t first, std::uint64_t count) {
     std::int64_t num_lses = 0, too_far = 0;
     for (std::uint64_t seed = first; seed < first + count; ++seed) {
         const prefill_deployment d = random_prefill(seed);
+        if (!is_drawn(d)) continue;
         const prefill_data data = plant(d);
         const prefill_result got = run(d, data);
         const distance far = distance_of(d, data, got);

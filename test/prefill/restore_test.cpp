@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../support/drawn.hpp"
 #include "../support/prefill_ranks.hpp"
 
 using namespace ctxpar_test;
@@ -80,7 +81,8 @@ std::string moves(const prefill_deployment& d, Rank& rank, const prefill_step& s
 
     const rows_of<T> all(total, heads, width, left), own(step.rows(), heads, width, left);
     for (std::int64_t row = 0; row < total; ++row) all.number_row(row, row);
-    rank.used().scatter(step, all.input(), own.view(), {});
+    rank.used().scatter(step, all.input(), own.view(), rank.stream());
+    rank.wait();
     const std::vector<own_row> mine = filled_rows(d, d.batch, pcp_rank);
     for (std::int64_t row = 0; row < step.rows(); ++row) {
         const own_row& it = mine[static_cast<std::size_t>(row)];
@@ -91,12 +93,14 @@ std::string moves(const prefill_deployment& d, Rank& rank, const prefill_step& s
     }
 
     const rows_of<T> back(total, heads, width, left);
-    rank.used().restore(step, own.input(), back.view(), {});
+    rank.used().restore(step, own.input(), back.view(), rank.stream());
+    rank.wait();
     for (std::int64_t row = 0; row < total; ++row)
         if (!back.holds_row(row, row)) return sentence("row ", row, " was restored wrongly");
 
     const rows_of<T> last(requests, heads, width, left);
-    rank.used().restore_last(step, own.input(), last.view(), {});
+    rank.used().restore_last(step, own.input(), last.view(), rank.stream());
+    rank.wait();
     for (std::int64_t i = 0; i < requests; ++i) {
         const bool none = d.batch[static_cast<std::size_t>(i)].tokens == 0;
         const bool right =
@@ -107,10 +111,12 @@ std::string moves(const prefill_deployment& d, Rank& rank, const prefill_step& s
 }
 
 void check_moves(const prefill_deployment& d) {
+    if (!is_drawn(d)) return;
     const prefill_data data = plant(d);
     std::vector<std::string> problems(static_cast<std::size_t>(d.world()));
-    run_local_ranks(static_cast<int>(d.world()), {}, [&](local_communicator& world) {
-        prefill_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), cpu_backend({d.threads}));
+    const auto make = plain_backends(d);
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+        prefill_rank<policy_type> rank(world, d, data, policy_for<policy_type>(d), make(world.rank()));
         const prefill_step step = rank.plan(d.batch);
         const std::int64_t pcp_rank = world.rank() / d.sizes.tp;
         std::string& problem = problems[static_cast<std::size_t>(world.rank())];

@@ -16,6 +16,12 @@ prefill_deployment long_and_short(std::int64_t tp, std::int64_t pcp, std::int64_
     d.block_size = 16;
     d.context_rows = 16'384;
     d.earlier_steps = 0;
+    d.room_requests = 8; // a prefiller has the same shape for the batch and for each request alone
+    d.room_rows = 512;
+    if (suite_ranks::share > 1) { // slow ranks
+        d.serve({prefills(250, 61), decodes(900, 2), prefills(0, 80), prefills(90, 1), decodes(33), prefills(7, 40)});
+        return d;
+    }
     d.serve({prefills(2'500, 61), decodes(9'000, 2), prefills(0, 200), prefills(90, 1), decodes(33), prefills(7, 40)});
     return d;
 }
@@ -29,7 +35,7 @@ void each_topology_and_path(const Check& check) {
             prefill_deployment d = long_and_short(tp, pcp, dcp);
             d.prefill_rows = d.decode_rows = path;
             INFO(describe(d));
-            check(d, plant(d));
+            if (is_drawn(d)) check(d, plant(d));
         }
     }
 }

@@ -6,11 +6,15 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <new>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <sys/mman.h>
+
 #include "fiber.hpp"
+#include "races.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -40,10 +44,9 @@ std::string ranges(const std::vector<unsigned>& sorted) {
 // Shared memory of one size. What lies behind it is poisoned where the address sanitizer looks.
 class arena {
 public:
-    static constexpr std::size_t alignment = 1024;
+    static constexpr std::size_t page = 4096; // more than the 1,024 that are promised
 
-    explicit arena(std::size_t bytes)
-        : bytes_(bytes), memory_(static_cast<std::byte*>(::operator new (room(), std::align_val_t{alignment}))) {
+    explicit arena(std::size_t bytes) : bytes_(bytes), memory_(map(room())) {
 #if defined(__SANITIZE_ADDRESS__)
         __asan_poison_memory_region(memory_ + bytes_, room() - bytes_);
 #endif
@@ -54,7 +57,7 @@ public:
 #if defined(__SANITIZE_ADDRESS__)
         __asan_unpoison_memory_region(memory_, room());
 #endif
-        ::operator delete (memory_, std::align_val_t{alignment});
+        munmap(memory_, room());
     }
 
     void forget() {
@@ -68,8 +71,14 @@ public:
     }
 
 private:
+    // Pages of its own: what is mapped anew has no past that a sanitizer would remember.
+    static std::byte* map(std::size_t bytes) {
+        void* const place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (place == MAP_FAILED) throw std::bad_alloc();
+        return static_cast<std::byte*>(place);
+    }
     std::size_t room() const {
-        return (bytes_ + 2 * alignment - 1) / alignment * alignment;
+        return (bytes_ + 2 * page - 1) / page * page;
     }
     std::size_t bytes_;
     std::byte* memory_;
@@ -77,8 +86,16 @@ private:
 
 enum class status : std::uint8_t { ready, waiting, exited };
 
+struct late_copy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    std::size_t bytes = 0;
+};
+
 struct block_thread {
     context control;
+    std::deque<std::vector<late_copy>> copies; // groups on their way, the last one not committed
+
     std::unique_ptr<fiber_stack> stack;
     status state = status::ready;
     const char* waits_in = "";
@@ -88,6 +105,7 @@ struct block_thread {
 struct barrier_state {
     std::vector<unsigned> arrived; // ranks
     unsigned expected = 0;         // 0: all that have not exited
+    unsigned uses = 0;             // how often it has opened
 };
 
 // Lanes of one warp on their way into one operation.
@@ -103,10 +121,13 @@ thread_local block_run* running = nullptr;
 
 class block_run {
 public:
-    block_run(const grid_options& options, const std::function<void()>& kernel, arena& shared, std::uint64_t seed)
-        : options_(options), kernel_(kernel), shared_(shared), random_(seed),
+    // `grid_end` stands for the end of all blocks.
+    block_run(const grid_options& options, const std::function<void()>& kernel, arena& shared, char& grid_end,
+              std::uint64_t seed)
+        : options_(options), kernel_(kernel), shared_(shared), grid_end_(grid_end), random_(seed),
           num_threads_(static_cast<unsigned>(options.block.count())), threads_(num_threads_),
-          meetings_((num_threads_ + warp_size - 1) / warp_size) {}
+          meetings_((num_threads_ + warp_size - 1) / warp_size), warp_orders_(meetings_.size()),
+          warp_syncs_(num_threads_) {}
 
     void run(const extent& block) {
         at_.block = block;
@@ -139,12 +160,15 @@ public:
                   " threads; others wait there for " + std::to_string(here.expected));
         here.expected = expected;
         here.arrived.push_back(at_.rank);
+        void* const order = &orders_[id][here.uses % 2];
+        races::release(order);
         if (is_full(here)) {
             release(here, at_.rank);
             pause();
         } else {
             wait(what, where);
         }
+        races::acquire(order);
     }
 
     void meet(std::uint32_t mask, const char* what, void* data, warp_work work, const std::source_location& where) {
@@ -172,6 +196,39 @@ public:
         pause();
     }
 
+    void copy_later(const late_copy& copy) {
+        races::writes(copy.to, copy.bytes);
+        std::memset(copy.to, 0xff, copy.bytes);
+        auto& groups = threads_[at_.rank].copies;
+        if (groups.empty()) groups.emplace_back();
+        groups.back().push_back(copy);
+    }
+    void commit_copies() {
+        auto& groups = threads_[at_.rank].copies;
+        if (groups.empty()) groups.emplace_back();
+        groups.emplace_back();
+    }
+    void wait_copies(unsigned keep) {
+        auto& groups = threads_[at_.rank].copies;
+        while (groups.size() > std::size_t{1} + keep) { // the one that is not committed stays
+            for (const late_copy& copy : groups.front()) {
+                races::reads(copy.from, copy.bytes);
+                races::writes(copy.to, copy.bytes);
+                std::memcpy(copy.to, copy.from, copy.bytes);
+            }
+            groups.pop_front();
+        }
+    }
+
+    void sync_warp(const std::source_location& where) {
+        const unsigned warp = at_.rank / warp_size;
+        void* const order = &warp_orders_[warp][warp_syncs_[at_.rank]++ % 2];
+        races::release(order);
+        meet(
+            0xffffffffU, "sync_warp", nullptr, [](void* const*, std::uint32_t) {}, where);
+        races::acquire(order);
+    }
+
     // Gives control away; the running thread stays ready.
     void pause() {
         make_ready(at_.rank);
@@ -193,6 +250,7 @@ private:
         } catch (const std::exception& problem) {
             problem_ = problem.what();
         }
+        races::release(&grid_end_);
         if (!problem_.empty()) threads_[at_.rank].control.leave_for_good(outside_);
         block_thread& self = threads_[at_.rank];
         self.state = status::exited;
@@ -210,7 +268,9 @@ private:
     void release(barrier_state& barrier, unsigned except) {
         for (const unsigned rank : barrier.arrived)
             if (rank != except) make_ready(rank);
+        const unsigned uses = barrier.uses + 1;
         barrier = {};
+        barrier.uses = uses;
     }
 
     void wait(const char* what, const std::source_location& where) {
@@ -288,11 +348,15 @@ private:
     const grid_options& options_;
     const std::function<void()>& kernel_;
     arena& shared_;
+    char& grid_end_;
     std::mt19937_64 random_;
     unsigned num_threads_;
     std::vector<block_thread> threads_;
     std::vector<std::map<std::uint32_t, warp_meeting>> meetings_; // of each warp, by mask
     std::array<barrier_state, 16> barriers_;
+    std::array<std::array<char, 2>, 16> orders_{}; // of barriers: places that stand for one use of each
+    std::vector<std::array<char, 2>> warp_orders_; // of warps
+    std::vector<unsigned> warp_syncs_;             // how often each thread came
     std::deque<unsigned> ready_;
     unsigned num_exited_ = 0;
     unsigned warp_ = 0;
@@ -308,7 +372,7 @@ void run_grid(const grid_options& options, const std::function<void()>& kernel) 
     if (threads < 1 || threads > 1024)
         throw fault("a block has " + std::to_string(threads) + " threads; it must have 1 to 1024");
     if (options.grid.count() < 1) throw fault("a grid has no blocks; it must have at least one");
-    arena shared(options.shared_bytes);
+    char grid_end = 0;
     std::mt19937_64 random(options.seed);
     std::vector<std::size_t> blocks(options.grid.count());
     for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
@@ -317,8 +381,10 @@ void run_grid(const grid_options& options, const std::function<void()>& kernel) 
         const extent block{static_cast<unsigned>(i % options.grid.x),
                            static_cast<unsigned>(i / options.grid.x % options.grid.y),
                            static_cast<unsigned>(i / options.grid.x / options.grid.y)};
-        block_run(options, kernel, shared, random()).run(block);
+        arena shared(options.shared_bytes);
+        block_run(options, kernel, shared, grid_end, random()).run(block);
     }
+    races::acquire(&grid_end);
 }
 
 const thread_position& position() {
@@ -331,6 +397,10 @@ void barrier(unsigned id, unsigned threads, const char* what, const std::source_
 
 void meet_in_warp(std::uint32_t mask, const char* what, void* data, warp_work work, const std::source_location& where) {
     running->meet(mask, what, data, work, where);
+}
+
+void sync_warp(const std::source_location& where) {
+    running->sync_warp(where);
 }
 
 void yield() {
@@ -350,6 +420,19 @@ bool is_shared(const void* place, std::size_t bytes) {
     const arena& shared = running->shared();
     return first >= shared.data() && bytes <= shared.bytes() &&
            static_cast<std::size_t>(first - shared.data()) <= shared.bytes() - bytes;
+}
+
+void copy_later(void* shared, const void* global, std::size_t bytes) {
+    counters().bytes_read += bytes;
+    running->copy_later({shared, global, bytes});
+}
+
+void commit_copies() {
+    running->commit_copies();
+}
+
+void wait_copies(unsigned groups) {
+    running->wait_copies(groups);
 }
 
 traffic& counters() {

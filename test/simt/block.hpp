@@ -66,12 +66,21 @@ using warp_work = void (*)(void* const* data, std::uint32_t mask);
 void meet_in_warp(std::uint32_t mask, const char* what, void* data, warp_work work,
                   const std::source_location& where = std::source_location::current());
 
+// The 32 lanes of a warp meet, and what each wrote before is seen by all after; meet_in_warp orders no memory.
+void sync_warp(const std::source_location& where = std::source_location::current());
+
 // Lets other threads go on first.
 void yield();
 
 // The block's shared memory, aligned to 1,024 bytes; every byte is 0xff when the block starts.
 std::byte* shared_memory();
 std::size_t shared_bytes();
+
+// An asynchronous copy into shared memory: its place is NaN until the thread has waited for it. Copies since the last
+// commit are a group; wait_copies(n) ends all of the thread's groups but the last n.
+void copy_later(void* shared, const void* global, std::size_t bytes);
+void commit_copies();
+void wait_copies(unsigned groups);
 
 // Whether [place, place + bytes) lies in the block's shared memory.
 bool is_shared(const void* place, std::size_t bytes);

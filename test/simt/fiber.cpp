@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "races.hpp"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -40,7 +42,7 @@ stack_pool& stack_pool::of_this_thread() {
 }
 
 std::unique_ptr<fiber_stack> stack_pool::take() {
-    if (free_.empty()) return std::make_unique<fiber_stack>();
+    if (free_.empty() || races::are_looked_for) return std::make_unique<fiber_stack>(); // new to the sanitizer too
     std::unique_ptr<fiber_stack> stack = std::move(free_.back());
     free_.pop_back();
     return stack;
@@ -50,7 +52,7 @@ void stack_pool::give(std::unique_ptr<fiber_stack> stack) {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(stack->bottom(), fiber_stack::usable_bytes); // a fiber may have been given up
 #endif
-    free_.push_back(std::move(stack));
+    if (!races::are_looked_for) free_.push_back(std::move(stack));
 }
 
 #if SIMT_USES_UCONTEXT
@@ -104,11 +106,15 @@ struct fiber_entry {
 };
 
 context::context() = default;
-context::~context() = default;
+context::~context() {
+    if (owns_race_fiber_) races::destroy_fiber(race_fiber_);
+}
 
 void context::start(fiber_stack& stack, void (*run)(void*), void* argument) {
     run_ = run;
     argument_ = argument;
+    race_fiber_ = races::create_fiber();
+    owns_race_fiber_ = true;
     stack_bottom_ = stack.bottom();
     stack_bytes_ = fiber_stack::usable_bytes;
 #if SIMT_USES_UCONTEXT
@@ -151,6 +157,8 @@ void context::leave([[maybe_unused]] context& to, [[maybe_unused]] bool for_good
     }
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack_, to.stack_bottom_, to.stack_bytes_);
 #endif
+    if (race_fiber_ == nullptr) race_fiber_ = races::this_fiber();
+    races::switch_to_fiber(to.race_fiber_);
 #if SIMT_USES_UCONTEXT
     if (state_ == nullptr) state_ = std::make_unique<machine_state>();
     swapcontext(&state_->registers, &to.state_->registers);

@@ -66,6 +66,8 @@ private:
     const void* stack_bottom_ = nullptr; // what the address sanitizer is told
     std::size_t stack_bytes_ = 0;
     void* fake_stack_ = nullptr;
+    void* race_fiber_ = nullptr; // as the thread sanitizer knows it
+    bool owns_race_fiber_ = false;
 };
 
 } // namespace simt

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <suite_ranks.hpp>
+
 #include "exactness.hpp"
 #include "kv_pool.hpp"
 
@@ -125,14 +127,16 @@ private:
 
 // The communicators of one rank, split from the world by what the mesh says. Groups that may be left out are, for every
 // second seed.
+template <class Ranks>
 struct rank_groups {
-    std::optional<local_communicator> kv, query, heads;
+    using communicator = typename Ranks::communicator;
+    std::optional<communicator> kv, query, heads;
 
-    rank_groups(local_communicator& world, const deployment& d) {
+    rank_groups(communicator& world, const deployment& d) {
         const mesh ranks(d.sizes, {d.is_mla ? attention_kind::mla : attention_kind::gqa, d.q_heads, d.kv_heads});
         const decode_groups mine = ranks.groups_of(world.rank());
         const auto split = [&](const rank_group& group) {
-            return world.split(static_cast<int>(group.color), static_cast<int>(group.key));
+            return Ranks::split(world, static_cast<int>(group.color), static_cast<int>(group.key));
         };
         kv = split(mine.kv);
         query = split(mine.query);
@@ -143,8 +147,8 @@ struct rank_groups {
         if (mine.kv.members.size() == 1) kv.reset();
     }
 
-    groups<local_communicator> pointers() {
-        const auto pointer = [](std::optional<local_communicator>& group) { return group ? &*group : nullptr; };
+    groups<communicator> pointers() {
+        const auto pointer = [](std::optional<communicator>& group) { return group ? &*group : nullptr; };
         return {pointer(kv), pointer(query), pointer(heads), nullptr};
     }
     std::uint64_t bytes_sent() const {
@@ -177,8 +181,9 @@ inline decode_shape shape_of(const deployment& d, std::int64_t rank, std::int64_
     shape.q_heads = d.q_heads;
     shape.kv_heads = d.kv_heads;
     shape.rank = rank;
-    shape.max_requests = static_cast<std::int64_t>(d.requests.size() + d.seed % 2);
-    shape.max_rows = std::max<std::int64_t>(1, d.rows() + d.pad_rows + static_cast<std::int64_t>(d.seed % 3));
+    shape.max_requests = std::max(d.room_requests, static_cast<std::int64_t>(d.requests.size() + d.seed % 2));
+    shape.max_rows =
+        std::max({std::int64_t{1}, d.room_rows, d.rows() + d.pad_rows + static_cast<std::int64_t>(d.seed % 3)});
     shape.longest = d.longest();
     shape.pool_blocks = pool_blocks;
     shape.placement = d.placement;
@@ -189,16 +194,18 @@ inline decode_shape shape_of(const deployment& d, std::int64_t rank, std::int64_
     return shape;
 }
 
-template <class Policy, class Backend = cpu_backend>
+// Work is given to the rank's stream and not waited for, but where memory of the host is about to be changed or read.
+template <class Policy, class Backend = suite_ranks::backend, class Ranks = suite_ranks>
 class decode_rank {
 public:
     using element = typename Policy::element;
     using kv_element = typename Policy::attention_type::kv_element;
-    using decoder_type = decoder<Policy, Backend, local_communicator>;
+    using communicator = typename Ranks::communicator;
+    using decoder_type = decoder<Policy, Backend, communicator>;
 
-    decode_rank(local_communicator& world, const deployment& d, const planted_data& data, const Policy& policy,
+    decode_rank(communicator& world, const deployment& d, const planted_data& data, const Policy& policy,
                 const Backend& backend)
-        : d_(d), facts_(facts_of(d, world.rank())), groups_(world, d), tables_(d, facts_.shard),
+        : world_(world), d_(d), facts_(facts_of(d, world.rank())), groups_(world, d), tables_(d, facts_.shard),
           pool_(d, facts_.kv, tables_.pool_blocks() * d.block_size, data.head_scales), data_(data),
           queries_(elements_of<element>(data.q)),
           decoder_(groups_.pointers(), shape_of(d, world.rank(), tables_.pool_blocks()), policy, backend),
@@ -214,7 +221,9 @@ public:
     }
 
     decoder_type& used() { return decoder_; }
-    rank_groups& communicators() { return groups_; }
+    rank_groups<Ranks>& communicators() { return groups_; }
+    typename Ranks::stream_type stream() const { return stream_.get(); }
+    void wait() { world_.wait(stream()); }
     kv_pool<kv_element>& pool() { return pool_; }
     rank_tables& tables() { return tables_; }
     const rank_facts& facts() const { return facts_; }
@@ -256,8 +265,8 @@ public:
 
     decode_step plan() { return plan_into(workspace_.view()); }
     decode_step plan_into(const workspace& memory) {
-        if (d_.bounds_plan) return decoder_.plan(batch(), {d_.rows() + d_.pad_rows, d_.longest()}, memory, {});
-        return decoder_.plan(batch(), memory, {});
+        if (d_.bounds_plan) return decoder_.plan(batch(), {d_.rows() + d_.pad_rows, d_.longest()}, memory, stream());
+        return decoder_.plan(batch(), memory, stream());
     }
 
     // Caches the tokens of the step.
@@ -274,7 +283,7 @@ public:
         }
         const std::int64_t count = d_.rows() + d_.pad_rows;
         decoder_.append(step, first_part(new_rows_.data(), count), second_part(new_rows_.data(), count), pool_.view(),
-                        {});
+                        stream());
     }
 
     // Query rows in place of the planted ones: [rows][heads this rank is given][key_width].
@@ -301,7 +310,7 @@ public:
         options.soft_cap = d_.soft_cap;
         options.sinks = d_.sinks ? data_.sinks.data() + facts_.gathered.first : nullptr;
         options.lse_out = lse_out;
-        decoder_.decode(step, queries(), kv_view<const kv_element>(pool_.view()), out, options, {});
+        decoder_.decode(step, queries(), kv_view<const kv_element>(pool_.view()), out, options, stream());
     }
 
 private:
@@ -337,12 +346,14 @@ private:
     }
 
     void write(const index_view& slots, const element* rows, std::int64_t count) {
-        decoder_.append(slots, first_part(rows, count), second_part(rows, count), pool_.view(), {});
+        decoder_.append(slots, first_part(rows, count), second_part(rows, count), pool_.view(), stream());
+        wait(); // slots and rows are the caller's
     }
 
+    communicator& world_;
     const deployment& d_;
     rank_facts facts_;
-    rank_groups groups_;
+    rank_groups<Ranks> groups_;
     rank_tables tables_;
     kv_pool<kv_element> pool_;
     const planted_data& data_;
@@ -353,6 +364,7 @@ private:
     std::vector<std::int32_t> rows_;
     decoder_type decoder_;
     guarded_workspace workspace_;
+    typename Ranks::stream stream_; // the last one: its work needs all of the above
 };
 
 } // namespace ctxpar_test

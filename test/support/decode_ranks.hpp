@@ -1,4 +1,4 @@
-// Runs a deployment: all ranks as threads, each with its own decoder, one step from an empty cache to the output.
+// Runs a deployment: all ranks, each with its own decoder, one step from an empty cache to the output.
 #pragma once
 
 #include <cstdint>
@@ -114,6 +114,7 @@ void decode_into(const deployment& d, Rank& rank, const decode_step& step, rank_
     report.other_bytes = rank.communicators().bytes_sent();
     const std::uint64_t before = rank.used().used_backend().launches();
     rank.decode(step, out.view(), d.merged_lse ? lses.view() : nothing);
+    rank.wait();
     report.launches = rank.used().used_backend().launches() - before;
     report.bytes_sent = rank.communicators().bytes_sent() - report.other_bytes;
     output.out = out.values([](Out value) { return number_of(value); });
@@ -122,21 +123,19 @@ void decode_into(const deployment& d, Rank& rank, const decode_step& step, rank_
     if (!rank.scratch().guards_hold()) report.problem = "something was written behind the workspace";
 }
 
-// All ranks. make(rank number) gives the backend of a rank; before_decode(rank, step) is called on each between append
-// and decode.
-template <class Policy, class Out, lse_base Base, class Make, class Before>
+// All ranks, of the kind `Ranks`. make(rank number) gives the backend of a rank; before_decode(rank, step) is called on
+// each between append and decode.
+template <class Policy, class Out, lse_base Base, class Ranks = suite_ranks, class Make, class Before>
 run_result run_ranks(const deployment& d, const planted_data& data, const Policy& policy, const Make& make,
                      const Before& before_decode) {
     using backend_type = decltype(make(0));
     run_result result;
     result.outputs.resize(static_cast<std::size_t>(d.world()));
     result.reports.resize(static_cast<std::size_t>(d.world()));
-    local_options options;
-    options.checks = d.checks;
-    run_local_ranks(static_cast<int>(d.world()), options, [&](local_communicator& world) {
+    Ranks::run(d, [&](typename Ranks::communicator& world) {
         const auto number = static_cast<std::size_t>(world.rank());
         rank_report& report = result.reports[number];
-        decode_rank<Policy, backend_type> rank(world, d, data, policy, make(world.rank()));
+        decode_rank<Policy, backend_type, Ranks> rank(world, d, data, policy, make(world.rank()));
         rank.fill();
         const decode_step step = rank.plan();
         rank.append(step);
@@ -150,14 +149,14 @@ run_result run_ranks(const deployment& d, const planted_data& data, const Policy
     return result;
 }
 
-template <class Policy, class Out = float, lse_base Base = lse_base::natural, class Make>
+template <class Policy, class Out = float, lse_base Base = lse_base::natural, class Ranks = suite_ranks, class Make>
 run_result run_ranks(const deployment& d, const planted_data& data, const Policy& policy, const Make& make) {
-    return run_ranks<Policy, Out, Base>(d, data, policy, make, [](auto&, const decode_step&) {});
+    return run_ranks<Policy, Out, Base, Ranks>(d, data, policy, make, [](auto&, const decode_step&) {});
 }
 
-// The plain CPU backend of every rank.
+// The plain backend of every rank.
 inline auto plain_backends(const deployment& d) {
-    return [&d](int) { return cpu_backend({d.threads, d.instructions}); };
+    return suite_ranks::backends(d);
 }
 
 } // namespace ctxpar_test

@@ -67,6 +67,10 @@ struct deployment {
     std::int64_t pad_rows = 0;  // rows without a request; with bounds_plan only
     bool strided_views = false; // q, out and LSE with gaps, LSE head-major
 
+    // Room that the shape has at least, whatever the step needs.
+    std::int64_t room_requests = 0;
+    std::int64_t room_rows = 0;
+
     // Execution.
     std::int64_t threads = 1;
     cpu::isa instructions = cpu::best_isa();

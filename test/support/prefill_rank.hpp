@@ -58,18 +58,20 @@ private:
 };
 
 // The groups of a decoder, and the PCP group.
+template <class Ranks>
 struct prefill_groups {
-    rank_groups decode;
-    std::optional<local_communicator> rows;
+    using communicator = typename Ranks::communicator;
+    rank_groups<Ranks> decode;
+    std::optional<communicator> rows;
 
-    prefill_groups(local_communicator& world, const prefill_deployment& d) : decode(world, d) {
+    prefill_groups(communicator& world, const prefill_deployment& d) : decode(world, d) {
         const mesh ranks(d.sizes, {d.is_mla ? attention_kind::mla : attention_kind::gqa, d.q_heads, d.kv_heads});
         const rank_group mine = ranks.groups_of(world.rank()).rows;
-        rows = world.split(static_cast<int>(mine.color), static_cast<int>(mine.key));
+        rows = Ranks::split(world, static_cast<int>(mine.color), static_cast<int>(mine.key));
         if (d.seed % 2 == 0 && d.sizes.pcp == 1) rows.reset();
     }
-    groups<local_communicator> pointers() {
-        groups<local_communicator> all = decode.pointers();
+    groups<communicator> pointers() {
+        groups<communicator> all = decode.pointers();
         all.rows = rows ? &*rows : nullptr;
         return all;
     }
@@ -82,9 +84,10 @@ inline prefill_shape shape_of(const prefill_deployment& d, std::int64_t rank, st
     shape.q_heads = d.q_heads;
     shape.kv_heads = d.kv_heads;
     shape.rank = d.seed % 2 == 0 ? rank : -1;
-    shape.max_requests = std::max<std::int64_t>(1, static_cast<std::int64_t>(d.batch.size() + d.seed % 2));
+    shape.max_requests =
+        std::max({std::int64_t{1}, d.room_requests, static_cast<std::int64_t>(d.batch.size() + d.seed % 2)});
     for (const new_batch& step : steps_of(d)) shape.max_rows = std::max(shape.max_rows, rows_of_ranks(d, step));
-    shape.max_rows += static_cast<std::int64_t>(d.seed % 3);
+    shape.max_rows = std::max(d.room_rows, shape.max_rows + static_cast<std::int64_t>(d.seed % 3));
     shape.max_decode_rows = decode_rows_of(d.batch);
     shape.longest = d.longest();
     shape.pool_blocks = pool_blocks;
@@ -159,16 +162,17 @@ private:
     std::vector<std::vector<std::int64_t>> slots_; // of each token of each request, -1 where another rank owns it
 };
 
-// The up-projection of one rank: its own heads, latents in the order in which they come.
-template <class E>
+// The up-projection of one rank: its own heads, latents in the order in which they come. It is plain code, for which
+// the latents must be there.
+template <class E, class Ranks>
 struct up_projection {
     const prefill_deployment& d;
     const prefill_data& data;
     heads_held own;
 
-    template <class Stream>
     void operator()(const head_view<const E>& latent, const head_view<const E>& rope, const head_view<E>& keys,
-                    const head_view<E>& values, Stream) const {
+                    const head_view<E>& values, typename Ranks::stream_type stream) const {
+        Ranks::finish(stream);
         std::vector<float> row(static_cast<std::size_t>(d.value_width));
         for (std::int64_t i = 0; i < latent.rows; ++i) {
             for (std::size_t x = 0; x < row.size(); ++x) row[x] = number_of(latent.at(i, 0)[x]);
@@ -187,30 +191,33 @@ struct up_projection {
     }
 };
 
-template <class Policy, class Backend = cpu_backend>
+template <class Policy, class Backend = suite_ranks::backend, class Ranks = suite_ranks>
 class prefill_rank {
 public:
     using element = typename Policy::element;
     using kv_element = typename Policy::attention_type::kv_element;
-    using prefiller_type = prefiller<Policy, Backend, local_communicator>;
+    using communicator = typename Ranks::communicator;
+    using prefiller_type = prefiller<Policy, Backend, communicator>;
 
-    prefill_rank(local_communicator& world, const prefill_deployment& d, const prefill_data& data, const Policy& policy,
+    prefill_rank(communicator& world, const prefill_deployment& d, const prefill_data& data, const Policy& policy,
                  const Backend& backend)
-        : d_(d), data_(data), pcp_rank_(world.rank() / d.sizes.tp), facts_(facts_of(d, world.rank())),
+        : world_(world), d_(d), data_(data), pcp_rank_(world.rank() / d.sizes.tp), facts_(facts_of(d, world.rank())),
           groups_(world, d), tables_(d, facts_.shard),
           pool_(d, facts_.kv, tables_.pool_blocks() * d.block_size, data.head_scales), plain_(d, data, facts_, tables_),
           prefiller_(groups_.pointers(), shape_of(d, world.rank(), tables_.pool_blocks()), policy, backend),
           workspace_(prefiller_.workspace_bytes()) {}
 
     prefiller_type& used() { return prefiller_; }
-    prefill_groups& communicators() { return groups_; }
+    prefill_groups<Ranks>& communicators() { return groups_; }
+    typename Ranks::stream_type stream() const { return stream_.get(); }
+    void wait() { world_.wait(stream()); }
     const rank_facts& facts() const { return facts_; }
     const guarded_workspace& scratch() const { return workspace_; }
 
     // Caches the context by plain code, where no earlier step does.
     void fill_plainly() { plain_.write(pool_.view(), false); }
 
-    // Takes blocks away that no new row of the step sees.
+    // Takes blocks away that no new row of the step sees. The step before it is done.
     void forget_unseen() {
         if ((d_.mask.window > 0 || d_.mask.chunk > 0) && !d_.tree) tables_.forget_unseen(data_);
     }
@@ -228,17 +235,17 @@ public:
         return std::memcmp(right.data(), held.data(), held.size()) == 0;
     }
 
-    // Begins a step: its rows are planned, and what they hold is laid out.
+    // Begins a step: its rows are planned, and what they hold is laid out. The step before it is done.
     prefill_step plan(const new_batch& batch) {
         arrays_.emplace(d_, data_, batch);
         std::memset(workspace_.view().data, 0xff, workspace_.view().bytes);
-        const prefill_step step = prefiller_.plan(arrays_->view(d_, tables_.view()), workspace_.view(), {});
+        const prefill_step step = prefiller_.plan(arrays_->view(d_, tables_.view()), workspace_.view(), stream());
         rows_ = filled_rows(d_, batch, pcp_rank_);
         batch_ = batch;
         return step;
     }
 
-    // What is wrong with the places of the rows, if anything.
+    // What is wrong with the places of the rows of a step that is done, if anything.
     std::string wrong_places(const prefill_step& step) const {
         if (step.rows() != static_cast<std::int64_t>(rows_.size()))
             return sentence("there are ", step.rows(), " rows in place of ", rows_.size());
@@ -255,7 +262,9 @@ public:
     void append(const prefill_step& step) {
         const std::int64_t second = d_.is_mla ? d_.rope_width() : d_.value_width;
         const std::int64_t first = d_.is_mla ? d_.value_width : d_.key_width;
-        std::vector<element> k, v;
+        std::vector<element>&k = new_first_, &v = new_second_;
+        k.clear();
+        v.clear();
         for (const own_row& own : rows_) {
             for (std::int64_t head = 0; head < facts_.kv.count; ++head) {
                 if (!own.real) {
@@ -272,7 +281,7 @@ public:
             }
         }
         prefiller_.append(step, rows_of(k, facts_.kv.count, first), rows_of(v, facts_.kv.count, second), pool_.view(),
-                          {});
+                          stream());
     }
 
     template <class Out, lse_base Base>
@@ -285,18 +294,18 @@ public:
         options.sinks = d_.sinks ? data_.sinks.data() + facts_.gathered.first : nullptr;
         options.lse_out = lse_out;
         const kv_view<const kv_element> cache(pool_.view());
-        const std::vector<element> q = own_queries(data_.queries, d_.key_width);
-        const auto q_rows = rows_of(q, heads, d_.key_width);
+        q_ = own_queries(data_.queries, d_.key_width);
+        const auto q_rows = rows_of(q_, heads, d_.key_width);
         if constexpr (Policy::attention_type::values_in_keys) {
             if (d_.projects()) {
-                const std::vector<element> wide = own_queries(data_.projected_queries, d_.projected_key_width());
-                const projected_rows<element, Out> rows{rows_of(wide, heads, d_.projected_key_width()), projected};
-                prefiller_.attend(step, q_rows, rows, up_projection<element>{d_, data_, facts_.own}, cache, out,
-                                  options, {});
+                wide_q_ = own_queries(data_.projected_queries, d_.projected_key_width());
+                const projected_rows<element, Out> rows{rows_of(wide_q_, heads, d_.projected_key_width()), projected};
+                prefiller_.attend(step, q_rows, rows, up_projection<element, Ranks>{d_, data_, facts_.own}, cache, out,
+                                  options, stream());
                 return;
             }
         }
-        prefiller_.attend(step, q_rows, cache, out, options, {});
+        prefiller_.attend(step, q_rows, cache, out, options, stream());
     }
 
 private:
@@ -333,11 +342,12 @@ private:
         return dense_view(values.data(), static_cast<std::int64_t>(rows_.size()), heads, width);
     }
 
+    communicator& world_;
     const prefill_deployment& d_;
     const prefill_data& data_;
     std::int64_t pcp_rank_;
     rank_facts facts_;
-    prefill_groups groups_;
+    prefill_groups<Ranks> groups_;
     rank_tables tables_;
     kv_pool<kv_element> pool_;
     plain_cache<kv_element> plain_;
@@ -346,6 +356,8 @@ private:
     std::optional<batch_arrays> arrays_;
     std::vector<own_row> rows_;
     new_batch batch_;
+    std::vector<element> new_first_, new_second_, q_, wide_q_; // of the step, which may not be done yet
+    typename Ranks::stream stream_;                            // the last one: its work needs all of the above
 };
 
 } // namespace ctxpar_test

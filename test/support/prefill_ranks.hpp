@@ -1,4 +1,4 @@
-// Runs a deployment with prefills: all ranks as threads, from empty caches through the earlier steps to the outputs.
+// Runs a deployment with prefills: all ranks, from empty caches through the earlier steps to the outputs.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,7 @@ void serve(const prefill_deployment& d, Rank& rank, const prefill_step& step, pr
     const std::uint64_t before = rank.communicators().bytes_sent();
     rank.append(step);
     rank.attend(step, out.view(), projected.view(), d.merged_lse ? lses.view() : head_view<lse<Base>>{});
+    rank.wait();
     report.bytes_sent = rank.communicators().bytes_sent() - before;
     for (int i = 0; i < step.schedule.count; ++i) {
         const collective_call& call = step.schedule.calls[static_cast<std::size_t>(i)];
@@ -59,8 +60,8 @@ void serve(const prefill_deployment& d, Rank& rank, const prefill_step& step, pr
         report.problem = "something was written between the outputs";
 }
 
-// All ranks. make(rank number) gives the backend of a rank.
-template <class Policy, class Out = float, lse_base Base = lse_base::natural, class Make>
+// All ranks, of the kind `Ranks`. make(rank number) gives the backend of a rank.
+template <class Policy, class Out = float, lse_base Base = lse_base::natural, class Ranks = suite_ranks, class Make>
 prefill_result run_prefill(const prefill_deployment& d, const prefill_data& data, const Policy& policy,
                            const Make& make) {
     using backend_type = decltype(make(0));
@@ -69,18 +70,15 @@ prefill_result run_prefill(const prefill_deployment& d, const prefill_data& data
     result.steps.resize(d.attends_earlier ? steps.size() : 1);
     for (auto& outputs : result.steps) outputs.resize(static_cast<std::size_t>(d.world()));
     result.reports.resize(static_cast<std::size_t>(d.world()));
-    local_options options;
-    options.checks = d.checks;
-    run_local_ranks(static_cast<int>(d.world()), options, [&](local_communicator& world) {
+    Ranks::run(d, [&](typename Ranks::communicator& world) {
         const auto number = static_cast<std::size_t>(world.rank());
         prefill_report& report = result.reports[number];
-        prefill_rank<Policy, backend_type> rank(world, d, data, policy, make(world.rank()));
+        prefill_rank<Policy, backend_type, Ranks> rank(world, d, data, policy, make(world.rank()));
         if (d.earlier_steps == 0) rank.fill_plainly();
         for (std::size_t i = 0; i < steps.size(); ++i) {
             const bool last = i + 1 == steps.size();
             if (last) rank.forget_unseen();
             const prefill_step step = rank.plan(steps[i]);
-            if (report.problem.empty()) report.problem = rank.wrong_places(step);
             if (last || d.attends_earlier) {
                 prefill_output& output = result.steps[d.attends_earlier ? i : 0][number];
                 serve<Out, Base>(d, rank, step, output, report);
@@ -88,7 +86,9 @@ prefill_result run_prefill(const prefill_deployment& d, const prefill_data& data
                 report.decode_rows = step.decode_rows;
             } else {
                 rank.append(step);
+                rank.wait();
             }
+            if (report.problem.empty()) report.problem = rank.wrong_places(step);
         }
         if (!rank.pool_holds()) report.problem = "the cache does not hold each token once and nothing else";
         if (!rank.scratch().guards_hold()) report.problem = "something was written behind the workspace";

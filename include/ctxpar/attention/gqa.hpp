@@ -31,6 +31,24 @@ concept attention_policy = element_type<typename A::element> && element_type<typ
     { policy.default_scale() } -> std::convertible_to<float>;
 };
 
+// Widths of an attention policy that its type alone says; 0 where a value says them.
+template <class A>
+constexpr std::int64_t fixed_query_width() {
+    if constexpr (requires { typename std::integral_constant<std::int64_t, A{}.query_width()>; }) {
+        return A{}.query_width();
+    } else {
+        return 0;
+    }
+}
+template <class A>
+constexpr std::int64_t fixed_value_width() {
+    if constexpr (requires { typename std::integral_constant<std::int64_t, A{}.value_width()>; }) {
+        return A{}.value_width();
+    } else {
+        return 0;
+    }
+}
+
 namespace detail {
 // A width that is a type, or a value where it is `dynamic`.
 template <std::int64_t Size, int Tag>
@@ -72,6 +90,8 @@ private:
 };
 
 static_assert(attention_policy<gqa<bf16, 128>> && attention_policy<gqa<f16, dynamic>>);
+static_assert(fixed_query_width<gqa<bf16, 128, 64>>() == 128 && fixed_value_width<gqa<bf16, 128, 64>>() == 64);
+static_assert(fixed_query_width<gqa<bf16, dynamic>>() == 0);
 static_assert(attention_policy<gqa<bf16, 128, 128, fp8_e4m3>> && std::is_empty_v<gqa<bf16, 128>>);
 
 } // namespace ctxpar::inline v0_1

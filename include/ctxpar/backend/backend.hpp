@@ -47,7 +47,8 @@ struct attention_plan {
     std::int64_t kv_heads = 0;
     std::int64_t query_width = 0;
     std::int64_t value_width = 0;
-    void* memory = nullptr; // of an attention callable that asked for plan_bytes
+    std::int64_t rows_per_request = 1; // usual ones; it follows from the shape alone, so kernels may be chosen by it
+    void* memory = nullptr;            // of an attention callable that asked for plan_bytes
 };
 
 // Attention of all rows over this rank's keys: O = sum_j p_j v_j and its LSE, O = 0 and LSE = -inf for a row that sees
@@ -62,6 +63,11 @@ struct attend_args {
     score_options score;
     attend_scratch scratch;
 };
+
+// The same where widths of queries and values are known when the program is compiled (0: they are not), so that a
+// backend need not compile a kernel for every width.
+template <class Q, class Kv, class O, lse_base Base, std::int64_t QueryWidth, std::int64_t ValueWidth>
+struct sized_attend_args : attend_args<Q, Kv, O, Base> {};
 
 // Writing of new rows: row i goes to slots[i], -1 skips it. Where the cache's scale is per token, the scale is computed
 // from the row (largest magnitude over the type's largest number) and stored; other scales are read.

@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <type_traits>
 
 #include <cuda_runtime_api.h>
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/error.hpp>
+#include <ctxpar/core/numeric.hpp>
 
 namespace ctxpar::inline v0_1 {
 
@@ -36,14 +39,32 @@ struct launch_size {
     std::size_t shared_bytes = 0;
 };
 
+// What decides how many blocks are launched.
+struct device_facts {
+    int capability = 0; // 10 * major + minor
+    int processors = 0;
+};
+
 } // namespace cuda
 
+// How attention keeps probabilities on their way to the values. The LSE is always that of unrounded ones.
+//   exact    as fp32 numbers: for matrix units each is the sum of two or three 16-bit ones. Costs nothing where reading
+//            keys and values takes the time (decode of GQA), and up to twice the time where multiplying does.
+//   rounded  to 16 bits, bf16 for bf16 and 8-bit caches, f16 for f16 ones, as most attention kernels do.
+enum class probabilities : std::uint8_t { exact, rounded };
+
 // A handle: copies share a counter. Every operation is one launch on the caller's stream (attend two, where keys are
-// split); none waits or allocates. P stays in fp32 (p_type), LSE is natural.
-class cuda_backend {
+// split); none waits or allocates. LSE is natural.
+//
+// Attention uses matrix units and asynchronous copies where queries are bf16 or f16, the cache has the same type or an
+// 8-bit one, and every row of queries, keys and values begins at a multiple of 16 bytes and is one long (pages that are
+// given by pointers: the pointers too are such multiples); values up to 256 elements, or MLA with up to 576 and 512.
+// Everything else is right too, but slower by far.
+template <probabilities Kept>
+class basic_cuda_backend {
 public:
     using stream_type = cudaStream_t;
-    using p_type = float;
+    using p_type = std::conditional_t<Kept == probabilities::exact, float, bf16>; // or better, for f16
     static constexpr lse_base attend_lse_base = lse_base::natural;
     static constexpr bool dense_partials = false;
     static constexpr bool writes_empty_rows = true;
@@ -51,11 +72,11 @@ public:
     static constexpr bool takes_intervals = true;
     static constexpr bool splits_keys = true;
 
-    cuda_backend() : launches_(std::make_shared<std::atomic<std::uint64_t>>(0)) {}
+    basic_cuda_backend() : state_(std::make_shared<state>()) {}
 
     std::int64_t threads() const { return 0; }
     std::int64_t attend_thread_floats(std::int64_t, std::int64_t) const { return 0; }
-    std::uint64_t launches() const { return launches_->load(std::memory_order_relaxed); }
+    std::uint64_t launches() const { return state_->launches.load(std::memory_order_relaxed); }
 
     void metadata(const metadata_args& args, stream_type stream);
     void prefill_metadata(const prefill_metadata_args& args, stream_type stream);
@@ -70,9 +91,12 @@ public:
 
     template <class E, class Kv>
     void append(const append_args<E, Kv>& args, stream_type stream);
-    // config_error "width" for values of more than 512 elements.
+    // config_error "width" for values of more than 512 elements. The first call of a backend asks which device is the
+    // calling thread's; the backend stays with it.
     template <class Q, class Kv, class O>
     void attend(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
+    template <class Q, class Kv, class O, std::int64_t QueryWidth, std::int64_t ValueWidth>
+    void attend(const sized_attend_args<Q, Kv, O, lse_base::natural, QueryWidth, ValueWidth>& args, stream_type stream);
     template <class P, lse_base Base, lse_base OutBase>
     void scale(const merge_parts<P, Base>& lses, std::int64_t own_part, const head_view<const P>& own,
                const head_view<P>& scaled, const state_origin& lse_first, const head_view<lse<OutBase>>& lse_out,
@@ -110,9 +134,26 @@ private:
     void move(const head_view<const T>& from, std::int64_t first_head, const index_view& rows, bool places,
               std::int64_t count, const head_view<T>& to, stream_type stream);
 
-    std::shared_ptr<std::atomic<std::uint64_t>> launches_;
+    // Whether matrix units did it.
+    template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv, class O>
+    bool attend_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
+    template <class Tiles, class Q, class Kv, class O>
+    bool launch_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
+    template <int Width, class Q, class Kv, class O>
+    void attend_plain(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
+    const cuda::device_facts& device();
+
+    struct state {
+        std::atomic<std::uint64_t> launches{0};
+        std::once_flag asked;
+        cuda::device_facts device;
+    };
+    std::shared_ptr<state> state_;
 };
 
-static_assert(backend<cuda_backend>);
+using cuda_backend = basic_cuda_backend<probabilities::exact>;
+using rounding_cuda_backend = basic_cuda_backend<probabilities::rounded>;
+
+static_assert(backend<cuda_backend> && backend<rounding_cuda_backend>);
 
 } // namespace ctxpar::inline v0_1

@@ -1,7 +1,7 @@
 // Errors: their types, and the one function that throws them.
 //
 //   config_error   the caller asked for something illegal; thrown before the call writes or communicates anything
-//   comm_error     a collective failed: a peer left, threw, timed out, or called something else
+//   comm_error     a collective failed: a peer left, threw, timed out, or called something else; or the transport did
 //
 // Both carry a stable one-word code, so that a program can react without reading the sentence.
 #pragma once
@@ -47,7 +47,7 @@ private:
 
 // What is known of a failed collective. Unknown numbers are -1, unknown texts empty.
 struct CTXPAR_VISIBLE comm_failure {
-    std::string code;           // "timeout", "left", "peer_error", "mismatch", "digest", "dead"
+    std::string code;           // "timeout", "left", "peer_error", "mismatch", "digest", "dead", "nccl", "cuda"
     int rank = -1;              // the rank on which this error surfaces
     int peer = -1;              // the rank that caused it, where one did
     std::string operation;      // what this rank called, e.g. "all_gather of queries"

@@ -74,7 +74,9 @@ private:
     template <class O, lse_base Base, lse_base LseBase>
     void attend(const head_view<const element>& q, const kv_view<const kv_element>& cache, const head_view<O>& out,
                 const head_view<lse<Base>>& lse_out, const layer_options<LseBase>& options, stream_type stream) const {
-        attend_args<element, kv_element, O, Base> args;
+        using attention = typename Policy::attention_type;
+        sized_attend_args<element, kv_element, O, Base, fixed_query_width<attention>(), fixed_value_width<attention>()>
+            args;
         args.plan = plan;
         args.q = q;
         args.cache = cache;

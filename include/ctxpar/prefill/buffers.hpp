@@ -33,6 +33,9 @@ struct prefill_limits {
     bool queries_travel() const { return queries_may_travel(shape); }
     std::int64_t key_query_width() const { return shape.projects() ? shape.projected_query_width : query_width; }
     std::int64_t key_value_width() const { return shape.projects() ? shape.projected_value_width : value_width; }
+    std::int64_t rows_per_request() const {
+        return (shape.max_rows + shape.max_requests - 1) / std::max<std::int64_t>(1, shape.max_requests);
+    }
     // New tokens of a step, and rows of the largest piece of keys.
     std::int64_t new_rows() const { return pcp * shape.max_rows; }
     std::int64_t piece_rows() const { return std::max(gather.workspace_rows(), new_rows()); }

@@ -178,6 +178,7 @@ inline attention_plan spread_plan(const prefill_step& step, const prefill_limits
     plan.kv_heads = limits.row.kv_heads;
     plan.query_width = limits.query_width;
     plan.value_width = limits.value_width;
+    plan.rows_per_request = limits.rows_per_request();
     plan.memory = callable;
     return plan;
 }

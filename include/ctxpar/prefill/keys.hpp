@@ -87,19 +87,19 @@ struct key_pass {
             first = false;
             const piece_extent extent = prepare(piece, q.rows, stream);
             if constexpr (Source::projects) {
-                attend(piece, extent, q, project(source, piece, fresh, index_of(memory.keys.arrays.slots), stream),
-                       stream);
+                attend<true>(piece, extent, q,
+                             project(source, piece, fresh, index_of(memory.keys.arrays.slots), stream), stream);
             } else {
-                attend(piece, extent, q, fresh, stream);
+                attend<false>(piece, extent, q, fresh, stream);
             }
         });
         each_piece(step.batch, step.law, limits.gather, true, [&](const kv_piece& piece) {
             const piece_extent extent = prepare(piece, q.rows, stream);
             const kv_view<const kv_element> chunk = gather(piece, cache, stream);
             if constexpr (Source::projects) {
-                attend(piece, extent, q, project(source, piece, chunk, {}, stream), stream);
+                attend<true>(piece, extent, q, project(source, piece, chunk, {}, stream), stream);
             } else {
-                attend(piece, extent, q, chunk, stream);
+                attend<false>(piece, extent, q, chunk, stream);
             }
         });
         finish(out, lse_out, sinks, stream);
@@ -188,16 +188,20 @@ private:
         plan.kv_heads = kv_heads;
         plan.query_width = limits.key_query_width();
         plan.value_width = limits.key_value_width();
+        plan.rows_per_request = limits.rows_per_request();
         plan.memory = memory.keys.callable;
         return plan;
     }
 
     // Attends the rows of a piece and adds what they saw to their sums.
-    template <class Kv>
+    template <bool Projected, class Kv>
     void attend(const kv_piece& piece, const piece_extent& extent, const head_view<const element>& q,
                 const kv_view<const Kv>& keys, stream_type stream) const {
         const std::int64_t width = limits.key_value_width();
-        attend_args<element, Kv, piece_element, base> args;
+        using attention = typename Policy::attention_type;
+        sized_attend_args<element, Kv, piece_element, base, Projected ? 0 : fixed_query_width<attention>(),
+                          Projected ? 0 : fixed_value_width<attention>()>
+            args;
         args.plan = plan_of(piece, extent, keys.kv_heads);
         args.q = q.slice_rows(extent.first_row, extent.rows);
         args.cache = keys;

@@ -6,6 +6,7 @@
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/backend/cuda/pieces.cuh>
 #include <ctxpar/core/numeric.hpp>
 
 namespace ctxpar::inline v0_1::cuda {
@@ -26,15 +27,29 @@ CTXPAR_DEVICE float largest_of(const E* vector, std::int64_t width, float so_far
     return so_far;
 }
 
+// Bit by bit.
+template <class T>
+CTXPAR_DEVICE void copy_vector(const T* from, std::int64_t width, T* to) {
+    each_piece_of<sizeof(T)>(width, address_bits(from, to), [&](auto size, std::int64_t d) {
+        constexpr int count = decltype(size)::value;
+        if constexpr (count * sizeof(T) == 16) {
+            store_chunk(to + d, read_chunk(from + d));
+        } else {
+            for (int x = 0; x < count; ++x) to[d + x] = from[d + x];
+        }
+    });
+}
+
 template <class E, class Kv>
 CTXPAR_DEVICE void store_vector(const E* from, std::int64_t width, float scale, Kv* to) {
-    for (std::int64_t d = lane_index(); d < width; d += warp_size) {
-        if constexpr (std::is_same_v<E, Kv>) {
-            to[d] = scale == 1.0F ? from[d] : static_cast<Kv>(static_cast<float>(from[d]) / scale);
-        } else {
-            to[d] = static_cast<Kv>(static_cast<float>(from[d]) / scale);
-        }
+    if constexpr (std::is_same_v<E, Kv>) {
+        if (scale == 1.0F) return copy_vector(from, width, to);
     }
+    each_piece_of<sizeof(E)>(width, address_bits(from, to), [&](auto size, std::int64_t d) {
+        auto piece = read_piece<decltype(size)::value>(from + d);
+        for (float& x : piece.at) x = x / scale;
+        write_piece(to + d, piece);
+    });
 }
 
 // One row, all heads, into one plane; `second`, where it has a width, follows `first` in the same cached row.
@@ -99,12 +114,15 @@ CTXPAR_DEVICE void copy_plane(const kv_view<const From>& from, const kv_plane<co
         } else {
             const From* const source = from_plane.at(from.page_of(slot), from.token_of(slot), head);
             scale = from_scale.at(from.page_of(slot), from.token_of(slot), head);
-            for (std::int64_t d = lane_index(); d < width; d += warp_size) {
-                if constexpr (std::is_same_v<From, To>) {
-                    target[d] = dequantise ? static_cast<To>(static_cast<float>(source[d]) * scale) : source[d];
-                } else {
-                    target[d] = static_cast<To>(static_cast<float>(source[d]) * scale);
-                }
+            if constexpr (std::is_same_v<From, To>) {
+                if (!dequantise) copy_vector(source, width, target);
+            }
+            if (dequantise || !std::is_same_v<From, To>) {
+                each_piece_of<sizeof(From)>(width, address_bits(source, target), [&](auto size, std::int64_t d) {
+                    auto piece = read_piece<decltype(size)::value>(source + d);
+                    for (float& x : piece.at) x = x * scale;
+                    write_piece(target + d, piece);
+                });
             }
         }
         if (kept && lane_index() == 0) to_scale.data[to_scale.offset(page, token, head)] = scale;

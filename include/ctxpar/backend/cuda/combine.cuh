@@ -10,6 +10,7 @@
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/backend/cuda/pieces.cuh>
 #include <ctxpar/core/bits.hpp>
 
 namespace ctxpar::inline v0_1::cuda {
@@ -74,15 +75,21 @@ CTXPAR_KERNEL void merge_kernel(parts_on_device<P, Base> parts, head_view<Out> o
     each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
         const merge_weights<Base> weights = weights_of(parts, row, head);
         Out* const to = out.at(row, head);
-        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) {
-            float sum = weights.broken() ? float_nan : 0.0F;
+        std::uintptr_t bits = address_bits(to);
+        for (std::int64_t i = 0; i < parts.count; ++i) bits |= address_bits(parts.vector(i, row, head));
+        each_piece_of<sizeof(P)>(out.width, bits, [&](auto size, std::int64_t d) {
+            constexpr int count = decltype(size)::value;
+            piece_of_floats<count> sum;
+            for (float& x : sum.at) x = weights.broken() ? float_nan : 0.0F;
             for (std::int64_t i = 0; i < parts.count && !weights.broken(); ++i) {
                 const lse<Base> part = parts.lse_of(i, row, head);
                 if (!weights.has_weight(part, parts.empty(i, row))) continue;
-                sum += weights.weight(part) * static_cast<float>(parts.vector(i, row, head)[d]);
+                const float weight = weights.weight(part);
+                const auto piece = read_piece<count>(parts.vector(i, row, head) + d);
+                for (int x = 0; x < count; ++x) sum.at[x] += weight * piece.at[x];
             }
-            to[d] = static_cast<Out>(sum);
-        }
+            write_piece(to + d, sum);
+        });
         sync_warp(); // the LSE may take the place of a part's, which other lanes still read
         if (lse_out.base != nullptr && lane_index() == 0) *lse_out.at(row, head) = lse_cast<OutBase>(weights.result());
     });
@@ -101,8 +108,12 @@ CTXPAR_KERNEL void scale_kernel(parts_on_device<P, Base> lses, std::int64_t own_
         const P* const from = own.at(row, head);
         P* const to = scaled.at(row, head);
         const float nothing = weights.broken() ? float_nan : 0.0F;
-        for (std::int64_t d = lane_index(); d < own.width; d += warp_size)
-            to[d] = static_cast<P>(counts ? weight * static_cast<float>(from[d]) : nothing);
+        each_piece_of<sizeof(P)>(own.width, address_bits(from, to), [&](auto size, std::int64_t d) {
+            piece_of_floats<decltype(size)::value> piece;
+            if (counts) piece = read_piece<decltype(size)::value>(from + d);
+            for (float& x : piece.at) x = counts ? weight * x : nothing;
+            write_piece(to + d, piece);
+        });
         const std::int64_t lse_row = row - first.row;
         const std::int64_t lse_head = head - first.head;
         const bool wanted = lse_row >= 0 && lse_row < lse_out.rows && lse_head >= 0 && lse_head < lse_out.heads;
@@ -117,12 +128,17 @@ CTXPAR_KERNEL void sum_parts_kernel(part_list parts, std::int64_t count, head_vi
     each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
         const std::int64_t offset = shape.offset(row, head);
         Out* const to = out.at(row, head);
-        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) {
-            float sum = 0.0F;
-            for (std::int64_t i = 0; i < count; ++i)
-                sum += static_cast<float>(static_cast<const P*>(parts.at[i])[offset + d]);
-            to[d] = static_cast<Out>(sum);
-        }
+        std::uintptr_t bits = address_bits(to);
+        for (std::int64_t i = 0; i < count; ++i) bits |= address_bits(static_cast<const P*>(parts.at[i]) + offset);
+        each_piece_of<sizeof(P)>(out.width, bits, [&](auto size, std::int64_t d) {
+            constexpr int elements = decltype(size)::value;
+            piece_of_floats<elements> sum = {};
+            for (std::int64_t i = 0; i < count; ++i) {
+                const auto piece = read_piece<elements>(static_cast<const P*>(parts.at[i]) + offset + d);
+                for (int x = 0; x < elements; ++x) sum.at[x] += piece.at[x];
+            }
+            write_piece(to + d, sum);
+        });
     });
 }
 
@@ -147,8 +163,9 @@ CTXPAR_KERNEL void convert_kernel(head_view<const From> from, std::int64_t first
     each_vector(to.rows, to.heads, [&](std::int64_t row, std::int64_t head) {
         const From* const source = from.at(row, first_head + head);
         To* const target = to.at(row, head);
-        for (std::int64_t d = lane_index(); d < to.width; d += warp_size)
-            target[d] = static_cast<To>(static_cast<float>(source[d]));
+        each_piece_of<sizeof(From)>(to.width, address_bits(source, target), [&](auto size, std::int64_t d) {
+            write_piece(target + d, read_piece<decltype(size)::value>(source + d));
+        });
     });
 }
 
@@ -163,11 +180,19 @@ CTXPAR_KERNEL void accumulate_kernel(accumulate_args<Base> args) {
         const auto factor = state.add(*args.part_lse.at(row, head), empty);
         const float* const part = args.part.at(row, head);
         float* const sum = args.out.at(row, head);
-        for (std::int64_t d = lane_index(); d < args.out.width; d += warp_size) {
-            float value = args.first || factor.own == 0.0F ? 0.0F : factor.own * sum[d];
-            if (factor.part != 0.0F) value += factor.part * part[d];
-            sum[d] = value;
-        }
+        each_piece_of<sizeof(float)>(args.out.width, address_bits(part, sum), [&](auto size, std::int64_t d) {
+            constexpr int count = decltype(size)::value;
+            piece_of_floats<count> value = {};
+            if (!args.first && factor.own != 0.0F) {
+                value = read_piece<count>(sum + d);
+                for (float& x : value.at) x = factor.own * x;
+            }
+            if (factor.part != 0.0F) {
+                const auto more = read_piece<count>(part + d);
+                for (int x = 0; x < count; ++x) value.at[x] += factor.part * more.at[x];
+            }
+            write_piece(sum + d, value);
+        });
         if (lane_index() == 0) *args.lse_out.at(row, head) = state;
     });
 }
@@ -182,8 +207,12 @@ CTXPAR_KERNEL void finish_kernel(finish_args<Out, Base, OutBase> args) {
         const bool broken = is_nan_or_plus_infinity(state.high);
         const float* const sum = args.sum.at(row, head);
         Out* const out = args.out.at(row, head);
-        for (std::int64_t d = lane_index(); d < args.out.width; d += warp_size)
-            out[d] = static_cast<Out>(broken ? state.high : (nothing ? 0.0F : factor * sum[d]));
+        each_piece_of<sizeof(float)>(args.out.width, address_bits(sum, out), [&](auto size, std::int64_t d) {
+            piece_of_floats<decltype(size)::value> piece = {};
+            if (!broken && !nothing) piece = read_piece<decltype(size)::value>(sum + d);
+            for (float& x : piece.at) x = broken ? state.high : factor * x;
+            write_piece(out + d, piece);
+        });
         if (args.lse_out.base != nullptr && lane_index() == 0)
             *args.lse_out.at(row, head) = lse_cast<OutBase>(state.result());
     });

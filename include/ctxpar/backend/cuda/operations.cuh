@@ -1,13 +1,19 @@
 // The operations of the CUDA backend: which kernel, how many blocks, which arguments.
+//
+// A C++ file that holds a decoder by `extern template` calls them from the file that instantiates it. They are marked
+// as used, or a compiler that has put all their calls inline would not emit them.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include <ctxpar/backend/cuda.hpp>
-#include <ctxpar/backend/cuda/attend.cuh>
+#include <ctxpar/backend/cuda/attend_plain.cuh>
+#include <ctxpar/backend/cuda/attend_splits.cuh>
+#include <ctxpar/backend/cuda/attend_tiles.cuh>
 #include <ctxpar/backend/cuda/cache.cuh>
 #include <ctxpar/backend/cuda/combine.cuh>
 #include <ctxpar/backend/cuda/launch.cuh>
@@ -48,88 +54,246 @@ parts_on_device<P, Base> parts_of(const merge_parts<P, Base>& parts) {
     return list;
 }
 
+inline device_facts facts_of_device() {
+    int device = 0, major = 0, minor = 0;
+    device_facts facts;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&facts.processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    facts.capability = 10 * major + minor;
+    return facts;
+}
+
+// Whether there are matrix units for these types.
+template <class Q, class Kv>
+inline constexpr bool fits_matrix_units = (std::is_same_v<Q, bf16> || std::is_same_v<Q, f16>)&&(std::is_same_v<Q, Kv> ||
+                                                                                                sizeof(Kv) == 1);
+
+// Whether every row of queries, keys and values is a number of 16-byte pieces, at a multiple of 16 bytes.
+template <class T>
+bool is_aligned(const kv_plane<T>& plane, std::int64_t width) {
+    const auto size = static_cast<std::int64_t>(sizeof(T));
+    const auto base = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(plane.base) % 16);
+    const std::int64_t bytes[] = {base,
+                                  plane.page_byte_offset,
+                                  plane.page_stride * size,
+                                  plane.token_stride * size,
+                                  plane.head_stride * size,
+                                  width * size};
+    return std::all_of(std::begin(bytes), std::end(bytes), [](std::int64_t x) { return x % 16 == 0; });
+}
+template <class Q, class Kv, class O>
+bool rows_are_aligned(const attend_args<Q, Kv, O, lse_base::natural>& args) {
+    return widest_piece(bytes_of(args.q)) == 16 && is_aligned(args.cache.k, args.q.width) &&
+           (values_in_keys(args.cache) || is_aligned(args.cache.v, args.out.width));
+}
+
+// The padded width of tiles for heads of these widths: latent_key_width stands for MLA's. 0 where a width is not known,
+// -1 where there are no tiles.
+inline constexpr int latent_key_width = 576;
+inline constexpr int latent_value_width = 512;
+constexpr int tile_width_of(std::int64_t query, std::int64_t value) {
+    if (query == 0 || value == 0) return 0;
+    const std::int64_t larger = query > value ? query : value;
+    for (const int width : {64, 96, 128, 192, 256})
+        if (larger <= width) return width;
+    return larger <= latent_key_width && value <= latent_value_width ? latent_key_width : -1;
+}
+
+// Calls use(width as a type) for `width`, of which only `Known` is compiled where it is not 0.
+template <int Known, class Use>
+void for_width(int width, const Use& use) {
+    const auto when = [&](auto candidate) {
+        constexpr int size = decltype(candidate)::value;
+        if constexpr (Known == 0 || Known == size) {
+            if (width == size) use(candidate);
+        }
+    };
+    when(std::integral_constant<int, 64>{});
+    when(std::integral_constant<int, 96>{});
+    when(std::integral_constant<int, 128>{});
+    when(std::integral_constant<int, 192>{});
+    when(std::integral_constant<int, 256>{});
+    when(std::integral_constant<int, latent_key_width>{});
+}
+
+// The same for the columns that a lane of the plain kernel has.
+template <int Known, class Use>
+void for_plain_width(std::int64_t width, const Use& use) {
+    const auto when = [&](std::int64_t from, auto candidate) {
+        constexpr std::int64_t most = decltype(candidate)::value * 32;
+        if constexpr (Known == 0 || (Known <= most && (most == 128 || 2 * Known > most))) {
+            if (width > from && width <= most) use(candidate);
+        }
+    };
+    when(0, std::integral_constant<int, 4>{});
+    when(128, std::integral_constant<int, 8>{});
+    when(256, std::integral_constant<int, 16>{});
+}
+
 } // namespace cuda
 
+template <probabilities Kept>
 template <class... Parameters, class... Arguments>
-void cuda_backend::run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Parameters...),
-                       const Arguments&... arguments) {
-    launches_->fetch_add(1, std::memory_order_relaxed);
+void basic_cuda_backend<Kept>::run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Parameters...),
+                                   const Arguments&... arguments) {
+    state_->launches.fetch_add(1, std::memory_order_relaxed);
     cuda::launch(size, stream, kernel, arguments...);
 }
 
-inline void cuda_backend::metadata(const metadata_args& args, stream_type stream) {
+template <probabilities Kept>
+[[gnu::used]] void basic_cuda_backend<Kept>::metadata(const metadata_args& args, stream_type stream) {
     const std::size_t shared = cuda::metadata_threads * sizeof(std::int32_t);
     run({1, 1, cuda::metadata_threads, shared}, stream, cuda::metadata_kernel<metadata_args>, args);
 }
 
-inline void cuda_backend::prefill_metadata(const prefill_metadata_args& args, stream_type stream) {
+template <probabilities Kept>
+[[gnu::used]] void basic_cuda_backend<Kept>::prefill_metadata(const prefill_metadata_args& args, stream_type stream) {
     run({cuda::blocks_for_pieces(args.law.split.pcp), 1, cuda::metadata_threads}, stream,
         cuda::prefill_metadata_kernel<prefill_metadata_args>, args);
 }
 
-inline void cuda_backend::piece_metadata(const piece_metadata_args& args, stream_type stream) {
+template <probabilities Kept>
+[[gnu::used]] void basic_cuda_backend<Kept>::piece_metadata(const piece_metadata_args& args, stream_type stream) {
     run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel<piece_metadata_args>, args);
 }
 
+template <probabilities Kept>
 template <class E, class Kv>
-void cuda_backend::append(const append_args<E, Kv>& args, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::append(const append_args<E, Kv>& args, stream_type stream) {
     if (args.k.rows == 0) return;
     run(cuda::vectors(args.k.rows, 1), stream, cuda::append_kernel<E, Kv>, args);
 }
 
+template <probabilities Kept>
+const cuda::device_facts& basic_cuda_backend<Kept>::device() {
+    std::call_once(state_->asked, [this] { state_->device = cuda::facts_of_device(); });
+    return state_->device;
+}
+
+template <probabilities Kept>
 template <class Q, class Kv, class O>
-void cuda_backend::attend(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::attend(const attend_args<Q, Kv, O, lse_base::natural>& args,
+                                                    stream_type stream) {
+    attend(sized_attend_args<Q, Kv, O, lse_base::natural, 0, 0>{args}, stream);
+}
+
+template <probabilities Kept>
+template <class Q, class Kv, class O, std::int64_t QueryWidth, std::int64_t ValueWidth>
+[[gnu::used]] void
+basic_cuda_backend<Kept>::attend(const sized_attend_args<Q, Kv, O, lse_base::natural, QueryWidth, ValueWidth>& args,
+                                 stream_type stream) {
     require(args.out.width <= cuda::most_value_width, "width", "values have ", args.out.width,
             " elements; the CUDA backend takes at most ", cuda::most_value_width);
     if (args.plan.rows == 0) return;
-    const std::int64_t splits = std::max<std::int64_t>(1, args.scratch.max_splits);
-    const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(args.q.heads, 1, 8));
-    const cuda::launch_size size{cuda::blocks_for_pieces(args.plan.rows), cuda::blocks_for_pieces(splits),
-                                 warps * cuda::warp_size};
-    if (args.out.width <= 128) {
-        run(size, stream, cuda::attend_kernel<4, Q, Kv, O>, args);
-    } else if (args.out.width <= 256) {
-        run(size, stream, cuda::attend_kernel<8, Q, Kv, O>, args);
-    } else {
-        run(size, stream, cuda::attend_kernel<16, Q, Kv, O>, args);
+    constexpr int known = cuda::tile_width_of(QueryWidth, ValueWidth); // 0: not known, -1: no tiles for it
+    bool done = false;
+    if constexpr (cuda::fits_matrix_units<Q, Kv>) {
+        const int width = cuda::rows_are_aligned(args) ? cuda::tile_width_of(args.q.width, args.out.width) : -1;
+        cuda::for_width<known>(width, [&](auto found) {
+            constexpr int size = decltype(found)::value;
+            if constexpr (size == cuda::latent_key_width) {
+                if (values_in_keys(args.cache)) done = attend_tiles<size, cuda::latent_value_width, true>(args, stream);
+            } else {
+                if (!values_in_keys(args.cache)) done = attend_tiles<size, size, false>(args, stream);
+            }
+        });
     }
-    if (splits > 1)
+    if (!done) {
+        cuda::for_plain_width<static_cast<int>(ValueWidth)>(
+            args.out.width, [&](auto found) { attend_plain<decltype(found)::value>(args, stream); });
+    }
+    if (args.scratch.max_splits > 1)
         run(cuda::vectors(args.plan.rows, args.out.heads), stream, cuda::combine_splits_kernel<Q, Kv, O>, args);
 }
 
+template <probabilities Kept>
+template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv, class O>
+bool basic_cuda_backend<Kept>::attend_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream) {
+    using weight = typename cuda::tile_layout<cuda::tiles<KeyWidth, ValueWidth, SharedValues, false, 1>, Q, Kv>::weight;
+    constexpr int terms = Kept == probabilities::rounded ? 1 : (std::is_same_v<weight, bf16> ? 3 : 2);
+    using few = cuda::tiles<KeyWidth, ValueWidth, SharedValues, false, terms>;
+    using many = cuda::tiles<KeyWidth, ValueWidth, SharedValues, true, terms>;
+    const std::int64_t group = args.q.heads / args.cache.kv_heads;
+    const bool wants_many = group * args.plan.rows_per_request > few::shape.rows();
+    if (wants_many && launch_tiles<many>(args, stream)) return true;
+    return launch_tiles<few>(args, stream);
+}
+
+template <probabilities Kept>
+template <class Tiles, class Q, class Kv, class O>
+bool basic_cuda_backend<Kept>::launch_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream) {
+    using layout = cuda::tile_layout<Tiles, Q, Kv>;
+    constexpr cuda::tile_shape shape = Tiles::shape;
+    const cuda::device_limits limits = cuda::limits_of(device().capability);
+    const int stages = cuda::stages_for(limits, layout::stages, layout::stage_bytes, shape.max_stages);
+    if (stages == 0) return false;
+    const int shared = layout::stages + stages * layout::stage_bytes;
+    const std::int64_t group = args.q.heads / args.cache.kv_heads;
+    const std::int64_t row_items = args.plan.rows * group / shape.rows() + args.plan.segments;
+    const std::int64_t pieces = row_items * args.cache.kv_heads * std::max<std::int64_t>(1, args.scratch.max_splits);
+    const std::int64_t at_once =
+        std::int64_t{device().processors} * std::max(1, limits.shared_per_processor / (shared + 1024));
+    const cuda::launch_size size{static_cast<unsigned>(std::min(pieces, at_once)), 1,
+                                 static_cast<unsigned>(shape.threads()), static_cast<std::size_t>(shared)};
+    const auto kernel = cuda::attend_tiles_kernel<Tiles, Q, Kv>;
+    cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+                "cudaFuncSetAttribute");
+    run(size, stream, kernel, cuda::tile_args_of(args), stages);
+    return true;
+}
+
+template <probabilities Kept>
+template <int Columns, class Q, class Kv, class O>
+[[gnu::used]] void basic_cuda_backend<Kept>::attend_plain(const attend_args<Q, Kv, O, lse_base::natural>& args,
+                                                          stream_type stream) {
+    const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(args.q.heads, 1, 8));
+    const cuda::launch_size size{cuda::blocks_for_pieces(args.plan.rows),
+                                 cuda::blocks_for_pieces(args.scratch.max_splits), warps * cuda::warp_size};
+    run(size, stream, cuda::attend_plain_kernel<Columns, Q, Kv, O>, args);
+}
+
+template <probabilities Kept>
 template <class P, lse_base Base, lse_base OutBase>
-void cuda_backend::scale(const merge_parts<P, Base>& lses, std::int64_t own_part, const head_view<const P>& own,
-                         const head_view<P>& scaled, const state_origin& lse_first,
-                         const head_view<lse<OutBase>>& lse_out, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::scale(const merge_parts<P, Base>& lses, std::int64_t own_part,
+                                                   const head_view<const P>& own, const head_view<P>& scaled,
+                                                   const state_origin& lse_first,
+                                                   const head_view<lse<OutBase>>& lse_out, stream_type stream) {
     const cuda::parts_on_device<P, Base> list = cuda::parts_of(lses);
     if (own.rows == 0) return;
     run(cuda::vectors(own.rows, own.heads), stream, cuda::scale_kernel<P, Base, OutBase>, list, own_part, own, scaled,
         lse_first, lse_out);
 }
 
+template <probabilities Kept>
 template <class P, class Out, lse_base Base, lse_base OutBase>
-void cuda_backend::merge(const merge_parts<P, Base>& parts, const head_view<Out>& out,
-                         const head_view<lse<OutBase>>& lse_out, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::merge(const merge_parts<P, Base>& parts, const head_view<Out>& out,
+                                                   const head_view<lse<OutBase>>& lse_out, stream_type stream) {
     const cuda::parts_on_device<P, Base> list = cuda::parts_of(parts);
     if (out.rows == 0) return;
     run(cuda::vectors(out.rows, out.heads), stream, cuda::merge_kernel<P, Out, Base, OutBase>, list, out, lse_out);
 }
 
+template <probabilities Kept>
 template <lse_base Base>
-void cuda_backend::accumulate(const accumulate_args<Base>& args, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::accumulate(const accumulate_args<Base>& args, stream_type stream) {
     if (args.out.rows == 0) return;
     run(cuda::vectors(args.out.rows, args.out.heads), stream, cuda::accumulate_kernel<Base>, args);
 }
 
+template <probabilities Kept>
 template <class Out, lse_base Base, lse_base OutBase>
-void cuda_backend::finish(const finish_args<Out, Base, OutBase>& args, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::finish(const finish_args<Out, Base, OutBase>& args, stream_type stream) {
     if (args.out.rows == 0) return;
     run(cuda::vectors(args.out.rows, args.out.heads), stream, cuda::finish_kernel<Out, Base, OutBase>, args);
 }
 
+template <probabilities Kept>
 template <class P, class Out>
-void cuda_backend::sum_parts(const void* const* parts, std::int64_t part_count, const head_view<const P>& shape,
-                             const head_view<Out>& out, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::sum_parts(const void* const* parts, std::int64_t part_count,
+                                                       const head_view<const P>& shape, const head_view<Out>& out,
+                                                       stream_type stream) {
     require(part_count <= cuda::most_kernel_parts, "parts", "a sum of ", part_count,
             " parts was asked for; a launch takes at most ", cuda::most_kernel_parts);
     if (out.rows == 0) return;
@@ -138,16 +302,20 @@ void cuda_backend::sum_parts(const void* const* parts, std::int64_t part_count, 
     run(cuda::vectors(out.rows, out.heads), stream, cuda::sum_parts_kernel<P, Out>, list, part_count, shape, out);
 }
 
+template <probabilities Kept>
 template <class P, lse_base Base>
-void cuda_backend::pack(const head_view<const P>& out, const head_view<const lse<Base>>& lse_in,
-                        const head_view<P>& packed, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::pack(const head_view<const P>& out,
+                                                  const head_view<const lse<Base>>& lse_in, const head_view<P>& packed,
+                                                  stream_type stream) {
     if (out.rows == 0) return;
     run(cuda::vectors(out.rows, out.heads), stream, cuda::pack_kernel<P, Base>, out, lse_in, packed);
 }
 
+template <probabilities Kept>
 template <class T>
-void cuda_backend::move(const head_view<const T>& from, std::int64_t first_head, const index_view& rows, bool places,
-                        std::int64_t count, const head_view<T>& to, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::move(const head_view<const T>& from, std::int64_t first_head,
+                                                  const index_view& rows, bool places, std::int64_t count,
+                                                  const head_view<T>& to, stream_type stream) {
     if (count == 0) return;
     cuda::move_args args;
     args.from = cuda::bytes_of(from);
@@ -174,9 +342,10 @@ void cuda_backend::move(const head_view<const T>& from, std::int64_t first_head,
     }
 }
 
+template <probabilities Kept>
 template <class From, class To>
-void cuda_backend::copy(const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to,
-                        stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::copy(const head_view<const From>& from, std::int64_t first_head,
+                                                  const head_view<To>& to, stream_type stream) {
     if constexpr (std::is_same_v<From, To>) {
         move(from, first_head, {}, false, to.rows, to, stream);
     } else if (to.rows > 0) {
@@ -184,27 +353,39 @@ void cuda_backend::copy(const head_view<const From>& from, std::int64_t first_he
     }
 }
 
+template <probabilities Kept>
 template <class T>
-void cuda_backend::copy_rows(const head_view<const T>& from, const index_view& rows, const head_view<T>& to,
-                             stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::copy_rows(const head_view<const T>& from, const index_view& rows,
+                                                       const head_view<T>& to, stream_type stream) {
     move(from, 0, rows, false, to.rows, to, stream);
 }
 
+template <probabilities Kept>
 template <class T>
-void cuda_backend::place_rows(const head_view<const T>& from, const index_view& rows, const head_view<T>& to,
-                              stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::place_rows(const head_view<const T>& from, const index_view& rows,
+                                                        const head_view<T>& to, stream_type stream) {
     move(from, 0, rows, true, from.rows, to, stream);
 }
 
+template <probabilities Kept>
 template <class T>
-void cuda_backend::clear_rows(const head_view<T>& to, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::clear_rows(const head_view<T>& to, stream_type stream) {
     move(head_view<const T>{}, 0, {}, false, to.rows, to, stream);
 }
 
+template <probabilities Kept>
 template <class From, class To>
-void cuda_backend::copy_kv(const copy_kv_args<From, To>& args, stream_type stream) {
+[[gnu::used]] void basic_cuda_backend<Kept>::copy_kv(const copy_kv_args<From, To>& args, stream_type stream) {
     if (args.rows == 0) return;
     run(cuda::vectors(args.rows, 1), stream, cuda::copy_kv_kernel<From, To>, args);
 }
+
+// What is no template of its own: for files that only declare the backend.
+template void basic_cuda_backend<probabilities::exact>::metadata(const metadata_args&, stream_type);
+template void basic_cuda_backend<probabilities::exact>::prefill_metadata(const prefill_metadata_args&, stream_type);
+template void basic_cuda_backend<probabilities::exact>::piece_metadata(const piece_metadata_args&, stream_type);
+template void basic_cuda_backend<probabilities::rounded>::metadata(const metadata_args&, stream_type);
+template void basic_cuda_backend<probabilities::rounded>::prefill_metadata(const prefill_metadata_args&, stream_type);
+template void basic_cuda_backend<probabilities::rounded>::piece_metadata(const piece_metadata_args&, stream_type);
 
 } // namespace ctxpar::inline v0_1

@@ -1,7 +1,13 @@
 // Launches on the emulated machine: what backend/cuda/launch.cuh does on a GPU.
 #pragma once
 
+#include <cstdint>
+#include <tuple>
+#include <typeinfo>
+
+#include <cuda_runtime.h>
 #include <simt/block.hpp>
+#include <simt/device.hpp>
 
 #include <ctxpar/backend/cuda.hpp>
 
@@ -18,17 +24,19 @@ inline launch_order& emulated_order() {
 }
 
 template <class... Parameters, class... Arguments>
-void launch(const launch_size& size, cudaStream_t, void (*kernel)(Parameters...), const Arguments&... arguments) {
-    const bool legal = size.grid_x >= 1 && size.grid_y >= 1 && size.grid_y <= 65535 && size.threads >= 1 &&
-                       size.threads <= 1024 && size.shared_bytes <= 48 * 1024;
-    check(legal ? cudaSuccess : cudaErrorInvalidConfiguration, "cudaLaunchKernelEx");
+void launch(const launch_size& size, cudaStream_t stream, void (*kernel)(Parameters...),
+            const Arguments&... arguments) {
     simt::grid_options options;
     options.grid = {size.grid_x, size.grid_y, 1};
     options.block.x = size.threads;
     options.shared_bytes = size.shared_bytes;
     options.order = emulated_order().threads;
     options.seed = emulated_order().seed++;
-    simt::run_grid(options, [&] { kernel(Parameters(arguments)...); });
+    const auto body = [kernel, values = std::tuple<Parameters...>(Parameters(arguments)...)] {
+        std::apply(kernel, values);
+    };
+    check(simt::launch_grid(stream, reinterpret_cast<const void*>(kernel), typeid(kernel).name(), options, body),
+          "cudaLaunchKernelEx");
 }
 
 } // namespace ctxpar::inline v0_1::cuda

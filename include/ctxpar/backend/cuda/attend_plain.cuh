@@ -89,7 +89,7 @@ CTXPAR_DEVICE lane_state<Columns> attend_keys(const Args& args, const warp_item&
 }
 
 template <int Columns, class Args>
-CTXPAR_DEVICE void attend_item(const Args& args, const warp_item& item) {
+CTXPAR_DEVICE void attend_warp(const Args& args, const warp_item& item) {
     const segment& run = *item.run;
     const std::int64_t first = (run.first_split + item.split) * run.split_tokens;
     const visible_keys seen = args.plan.arrays.rows[item.row];
@@ -122,7 +122,7 @@ CTXPAR_DEVICE void attend_item(const Args& args, const warp_item& item) {
 
 // Rows over blocks in x, splits in y; the warps of a block share the heads of a row.
 template <int Columns, class Q, class Kv, class O>
-CTXPAR_KERNEL void attend_kernel(attend_args<Q, Kv, O, lse_base::natural> args) {
+CTXPAR_KERNEL void attend_plain_kernel(attend_args<Q, Kv, O, lse_base::natural> args) {
     const std::int64_t warps = block_threads() / warp_size;
     for (std::int64_t s = 0; s < args.plan.segments; ++s) {
         const segment& run = args.plan.arrays.segments[s];
@@ -130,40 +130,7 @@ CTXPAR_KERNEL void attend_kernel(attend_args<Q, Kv, O, lse_base::natural> args) 
         for (std::int64_t r = block_x(); r < run.rows; r += grid_x())
             for (std::int64_t split = block_y(); split < splits; split += grid_y())
                 for (std::int64_t head = thread_index() / warp_size; head < args.q.heads; head += warps)
-                    attend_item<Columns>(args, {&run, run.first_row + r, head, split});
-    }
-}
-
-// Merges the splits of every row whose segment has several.
-template <class Q, class Kv, class O>
-CTXPAR_KERNEL void combine_splits_kernel(attend_args<Q, Kv, O, lse_base::natural> args) {
-    const std::int64_t warps = block_threads() / warp_size;
-    const std::int64_t step = args.out.rows * args.out.heads;
-    for (std::int64_t s = 0; s < args.plan.segments; ++s) {
-        const segment& run = args.plan.arrays.segments[s];
-        const std::int64_t splits = run.splits();
-        if (splits <= 1) continue;
-        for (std::int64_t i = block_x() * warps + thread_index() / warp_size; i < run.rows * args.out.heads;
-             i += grid_x() * warps) {
-            const std::int64_t row = run.first_row + i / args.out.heads;
-            const std::int64_t head = i % args.out.heads;
-            const std::int64_t first = row * args.out.heads + head;
-            merge_weights<lse_base::natural> weights;
-            for (std::int64_t part = 0; part < splits; ++part) weights.see(args.scratch.split_lse[part * step + first]);
-            for (std::int64_t part = 0; part < splits; ++part) weights.add(args.scratch.split_lse[part * step + first]);
-            O* const to = args.out.at(row, head);
-            for (std::int64_t d = lane_index(); d < args.out.width; d += warp_size) {
-                float sum = 0.0F;
-                for (std::int64_t part = 0; part < splits; ++part) {
-                    const natural_lse lse_value = args.scratch.split_lse[part * step + first];
-                    if (!weights.has_weight(lse_value)) continue;
-                    sum +=
-                        weights.weight(lse_value) * args.scratch.split_out[(part * step + first) * args.out.width + d];
-                }
-                to[d] = static_cast<O>(sum);
-            }
-            if (lane_index() == 0) *args.lse_out.at(row, head) = weights.result();
-        }
+                    attend_warp<Columns>(args, {&run, run.first_row + r, head, split});
     }
 }
 

@@ -1,0 +1,42 @@
+# Enables CUDA for this project's own examples and benchmarks, and sets CTXPAR_CUDA: with CTXPAR_BUILD_CUDA AUTO where
+# there is a GPU, nvcc and NCCL, with ON where nvcc and NCCL are. They are built for the GPU that is here, and otherwise
+# for compute capability 9.0.
+include(${CMAKE_CURRENT_LIST_DIR}/ctxpar-nccl-find.cmake)
+find_program(CTXPAR_NVCC nvcc HINTS ${CUDAToolkit_BIN_DIR} PATHS /usr/local/cuda/bin)
+mark_as_advanced(CTXPAR_NVCC)
+if(NOT CTXPAR_NVCC)
+    set(ctxpar_nccl_problem "There is no nvcc here.")
+endif()
+
+set(capability "")
+find_program(CTXPAR_NVIDIA_SMI nvidia-smi)
+mark_as_advanced(CTXPAR_NVIDIA_SMI)
+if(CTXPAR_NVIDIA_SMI)
+    execute_process(COMMAND ${CTXPAR_NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader
+        OUTPUT_VARIABLE capability ERROR_QUIET)
+endif()
+if(CTXPAR_BUILD_CUDA STREQUAL "AUTO" AND NOT capability MATCHES "^[0-9]+[.][0-9]")
+    set(ctxpar_nccl_FOUND FALSE)
+    set(ctxpar_nccl_problem "There is no GPU here.")
+endif()
+
+if(CTXPAR_NVCC AND ctxpar_nccl_FOUND)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+        if(capability MATCHES "^([0-9]+)[.]([0-9])" AND NOT capability MATCHES "^9[.]0")
+            set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real)
+        else()
+            set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+        endif()
+    endif()
+    if(NOT DEFINED CMAKE_CUDA_COMPILER)
+        set(CMAKE_CUDA_COMPILER ${CTXPAR_NVCC})
+    endif()
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared) # as the component cuda has it
+    enable_language(CUDA)
+    set(CTXPAR_CUDA TRUE)
+elseif(CTXPAR_BUILD_CUDA STREQUAL "AUTO")
+    message(STATUS "Examples and benchmarks for GPUs are left out. ${ctxpar_nccl_problem}")
+else()
+    message(FATAL_ERROR "CTXPAR_BUILD_CUDA is ${CTXPAR_BUILD_CUDA}. ${ctxpar_nccl_problem}")
+endif()
+unset(capability)

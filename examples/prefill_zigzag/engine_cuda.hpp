@@ -1,0 +1,16 @@
+// The same engine with its caches on GPUs.
+#pragma once
+
+#include <vector>
+
+#include "engine.hpp"
+
+namespace demo {
+
+// config_error "backend" where the program was built without CUDA, there is no GPU, or heads are not of 128 elements.
+void check_cuda(const problem& all);
+
+std::vector<record> run_cuda_configurations(const problem& all, const prompt_data& data,
+                                            const std::vector<configuration>& runs);
+
+} // namespace demo

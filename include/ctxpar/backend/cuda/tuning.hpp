@@ -1,0 +1,76 @@
+// Numbers that only decide speed: how the attention of a step is cut into tiles, and how many stages of tiles are on
+// their way. Plain structs from constexpr functions of the widths and of the device.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <ctxpar/core/config.hpp>
+
+namespace ctxpar::inline v0_1::cuda {
+
+// A block of attend_tiles_kernel works on 16 * row_tiles query rows (rows times heads that share a KV head) and on
+// `keys` keys at a time. `columns` warps share 16 rows: first each has its part of the keys of a tile, then its part of
+// the value's columns.
+struct tile_shape {
+    int key_width = 0;   // elements of a key, padded to a multiple of 32
+    int value_width = 0; // elements of a value, padded to a multiple of 8 * columns
+    bool shared_values = false;
+    int row_tiles = 1;
+    int columns = 1;
+    int keys = 64;      // a multiple of 32 and of 8 * columns
+    int p_terms = 1;    // 16-bit numbers that a probability is split into
+    int max_stages = 4; // tiles in shared memory at once
+
+    CTXPAR_HD constexpr int rows() const { return 16 * row_tiles; }
+    CTXPAR_HD constexpr int threads() const { return 32 * row_tiles * columns; }
+    CTXPAR_HD constexpr int score_tiles() const { return keys / columns / 8; }
+    CTXPAR_HD constexpr int value_tiles() const { return value_width / columns / 8; }
+};
+
+// Few rows (decode): 16 rows are enough for a GQA ratio of 16, and four warps share them, so that each byte of keys
+// and values is read from shared memory once; a tile is 32 KB of keys and values at most, of which two or three on
+// their way cover the latency of memory. Many rows (prefill, verify): 64 rows, a warp for each 16, two where the output
+// of 16 rows would not fit a warp's registers; shorter tiles, so that more blocks fit a processor. MLA with many heads:
+// 32 rows and four warps for each 16, since its output of 512 columns is what fills the registers.
+constexpr tile_shape tiles_for(int key_width, int value_width, bool shared_values, bool many_rows, int p_terms) {
+    tile_shape shape;
+    shape.key_width = key_width;
+    shape.value_width = value_width;
+    shape.shared_values = shared_values;
+    shape.row_tiles = many_rows ? (value_width > 256 ? 2 : 4) : 1;
+    shape.columns = many_rows ? (value_width > 256 ? 4 : (value_width > 128 ? 2 : 1)) : 4;
+    shape.keys = many_rows || key_width > 128 ? 32 : 64;
+    shape.p_terms = p_terms;
+    return shape;
+}
+
+// The same as a type, for kernels.
+template <int KeyWidth, int ValueWidth, bool SharedValues, bool ManyRows, int PTerms>
+struct tiles {
+    static constexpr tile_shape shape = tiles_for(KeyWidth, ValueWidth, SharedValues, ManyRows, PTerms);
+};
+
+// What a device has, by compute capability (10 * major + minor).
+struct device_limits {
+    int shared_per_block = 0; // bytes, opted in
+    int shared_per_processor = 0;
+};
+constexpr device_limits limits_of(int capability) {
+    if (capability >= 120 || capability == 86 || capability == 89) return {99 * 1024, 100 * 1024};
+    if (capability >= 90) return {227 * 1024, 228 * 1024};
+    return {163 * 1024, 164 * 1024};
+}
+
+// How many tiles to keep on their way: three where two blocks still fit a processor, since two blocks hide each
+// other's barriers; else as many as fit one block, at least two. 0: the shape does not fit this device.
+constexpr int stages_for(const device_limits& device, int fixed_bytes, int stage_bytes, int max_stages) {
+    const int system = 1024; // reserved by the runtime for every block
+    const int shared = std::min(device.shared_per_processor / 2 - system, device.shared_per_block);
+    const int beside = (shared - fixed_bytes) / stage_bytes;
+    const int alone = (device.shared_per_block - fixed_bytes) / stage_bytes;
+    if (beside >= 2) return std::min(beside, std::min(3, max_stages));
+    return alone >= 2 ? std::min(alone, max_stages) : 0;
+}
+
+} // namespace ctxpar::inline v0_1::cuda

@@ -1,0 +1,303 @@
+// Where the host threads of ranks meet that share a process and work on streams: each posts a call, the last to arrive
+// decides for all whether it takes place, and then every rank may read what the others have posted.
+//
+// One meeting is one round, which is sealed or is not, on every rank or on none, exactly as in comm/local_meeting.hpp.
+// Nothing is copied here. What a rank has posted stays readable until it arrives at the next round but one: by then all
+// ranks have arrived at the next round, so they have done with this one. Posts therefore have two places, and so must
+// have whatever a rank records for its peers to look at, such as events.
+//
+// A collective is two rounds. From the first to the second, its ranks give work to their streams that reads the memory
+// of peers; publish and release are the same two rounds with the caller's own work between them. A rank that throws
+// first waits until no rank can give such work any more, for at most the timeout. Work given before may still run.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ctxpar/comm/local_call.hpp>
+
+namespace ctxpar::inline v0_1 {
+namespace detail {
+
+// Whether peers' memory may be read from this round on, or not any more.
+enum class local_reading : std::uint8_t { unchanged, begins, ends };
+
+class local_cuda_meeting {
+public:
+    using clock = std::chrono::steady_clock;
+
+    // A place in a group that split() made.
+    struct seat {
+        std::shared_ptr<local_cuda_meeting> meeting; // null: none
+        int rank = 0;
+    };
+
+    // All memory that rounds need, apart from split, is allocated here.
+    local_cuda_meeting(int size, std::chrono::milliseconds timeout, check_level checks)
+        : timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))), checks_(checks),
+          ranks_(checked_size(size)) {
+        require(timeout.count() >= 1, "timeout", "the timeout of a local CUDA communicator is ", timeout.count(),
+                " ms, it must be at least 1 ms");
+        for (std::vector<local_call>& calls : calls_) calls.resize(ranks_.size());
+    }
+
+    local_cuda_meeting(const local_cuda_meeting&) = delete;
+    local_cuda_meeting& operator=(const local_cuda_meeting&) = delete;
+
+    int size() const { return static_cast<int>(ranks_.size()); }
+    check_level checks() const { return checks_; }
+    std::chrono::milliseconds timeout() const { return timeout_; }
+
+    // Each rank is taken once, by any thread.
+    void take(int rank) {
+        require(rank >= 0 && rank < size(), "rank", "rank ", rank, " of a local CUDA group of ", size(),
+                " was asked for, legal are 0..", size() - 1);
+        const std::lock_guard lock(mutex_);
+        require(!std::exchange(at(rank).taken, true), "rank", "rank ", rank,
+                " of the local CUDA group was taken before");
+    }
+
+    // What peers use of a rank, such as its events, lives as long as the meeting. By the rank, before its first round.
+    void keep(int rank, std::shared_ptr<const void> belongings) { at(rank).belongings = std::move(belongings); }
+    const void* belongings(int rank) const { return ranks_[static_cast<std::size_t>(rank)].belongings.get(); }
+
+    // The ranks that nobody took never will be.
+    void leave_untaken() {
+        for (int rank = 0; rank < size(); ++rank) {
+            const std::lock_guard lock(mutex_);
+            if (!std::exchange(at(rank).taken, true)) leave_locked(rank);
+        }
+    }
+
+    // The rank makes no more calls. A failure only if a peer waits for it, now or later.
+    void leave(int rank) {
+        const std::lock_guard lock(mutex_);
+        leave_locked(rank);
+    }
+
+    // Tells the peers that `rank` failed.
+    void fail(int rank, const std::string& reason) {
+        const std::lock_guard lock(mutex_);
+        at(rank).told = true;
+        record({"peer_error", sentence("rank ", rank, " failed: ", reason), "no failure of a rank", reason, rank});
+    }
+
+    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+    // Throws the failure, where there is one. The failure does not change once failed() is true: no lock.
+    void check(int rank) {
+        if (!failed()) return;
+        at(rank).told = true;
+        raise_error(failure_.code, rank, "check", failure_.text, clock::now());
+    }
+
+    // What a call does that meets nobody.
+    void require_alive(int rank, const local_call& call, clock::time_point start) {
+        if (!failed()) return;
+        std::unique_lock lock(mutex_);
+        raise_failure(lock, rank, call, start);
+    }
+
+    // Of `failure`, of which this rank knows, and one that came before it, the first is thrown, here and on all ranks.
+    [[noreturn, gnu::cold]] void die(int rank, local_failure failure, const local_call& call, clock::time_point start) {
+        std::unique_lock lock(mutex_);
+        record(std::move(failure));
+        raise_failure(lock, rank, call, start);
+    }
+
+    // One round, on every rank; returns what each has posted, in rank order, to be read until this rank's next round.
+    // Throws comm_error.
+    std::span<const local_call> meet(int rank, const local_call& call, local_reading reading) {
+        const clock::time_point start = clock::now();
+        std::unique_lock lock(mutex_);
+        if (failed()) raise_failure(lock, rank, call, start);
+
+        const std::uint64_t round = num_sealed_;
+        if (post(rank, call)) {
+            seal(reading);
+        } else if (!changed_.wait_until(lock, start + timeout_, [&] { return num_sealed_ > round || failed(); })) {
+            record(missing_ranks(rank, start));
+        }
+        if (num_sealed_ == round) raise_failure(lock, rank, call, start);
+        return calls_[round % 2];
+    }
+
+    // A round that gives each rank its place in the group of the ranks of its color.
+    seat split(int rank, const local_call& call) {
+        meet(rank, call, local_reading::unchanged);
+        return std::move(at(rank).child);
+    }
+
+private:
+    struct rank_state {
+        bool taken = false;
+        bool left = false;
+        bool arrived = false; // waits in a round that is not sealed
+        int num_readings = 0; // begun and not ended, of its peers' memory, and theirs of its own
+        bool told = false;    // has thrown the first failure; used by its own thread only
+        seat child;           // from a sealed split until its own thread takes it
+        std::shared_ptr<const void> belongings;
+    };
+
+    static std::size_t checked_size(int size) {
+        require(size >= 1, "ranks", "a local CUDA group of ", size, " ranks was asked for, it needs at least 1");
+        return static_cast<std::size_t>(size);
+    }
+
+    rank_state& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+    template <class Predicate>
+    std::vector<int> ranks_that(Predicate holds) const {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size(); ++rank)
+            if (holds(ranks_[static_cast<std::size_t>(rank)])) ranks.push_back(rank);
+        return ranks;
+    }
+
+    // --- All below with the mutex held -------------------------------------------------------------------------------
+
+    std::vector<local_call>& posted() { return calls_[num_sealed_ % 2]; }
+
+    // Returns whether all ranks have arrived.
+    bool post(int rank, const local_call& call) {
+        posted()[static_cast<std::size_t>(rank)] = call;
+        at(rank).arrived = true;
+        ++num_arrived_;
+        if (num_left_ > 0) record(left_ranks());
+        return num_arrived_ == size();
+    }
+
+    // By the last rank to arrive. What may throw comes before what changes the round.
+    void seal(local_reading reading) {
+        if (local_failure failure = find_mismatch(posted(), checks_); !failure.code.empty()) {
+            record(std::move(failure));
+            return;
+        }
+        if (posted().front().operation == local_operation::split) make_groups();
+        const int change = reading == local_reading::begins ? 1 : (reading == local_reading::ends ? -1 : 0);
+        for (rank_state& state : ranks_) {
+            state.arrived = false;
+            state.num_readings += change;
+        }
+        num_readings_ += change * size();
+        num_arrived_ = 0;
+        ++num_sealed_;
+        changed_.notify_all();
+    }
+
+    // Groups of the ranks of each color >= 0, ordered by (key, rank).
+    [[gnu::cold]] void make_groups() {
+        std::vector<std::tuple<int, int, int>> members; // color, key, rank
+        for (int rank = 0; rank < size(); ++rank) {
+            const local_call& call = posted()[static_cast<std::size_t>(rank)];
+            if (call.color >= 0) members.emplace_back(call.color, call.key, rank);
+        }
+        std::sort(members.begin(), members.end());
+        for (std::size_t first = 0, last = 0; first < members.size(); first = last) {
+            while (last < members.size() && std::get<0>(members[last]) == std::get<0>(members[first])) ++last;
+            const auto group = std::make_shared<local_cuda_meeting>(static_cast<int>(last - first), timeout_, checks_);
+            for (std::size_t i = first; i < last; ++i) {
+                const int new_rank = static_cast<int>(i - first);
+                group->at(new_rank).taken = true;
+                at(std::get<2>(members[i])).child = {group, new_rank};
+            }
+        }
+    }
+
+    void leave_locked(int rank) {
+        rank_state& self = at(rank);
+        const bool awaited = num_arrived_ > 0 || self.num_readings > 0;
+        self.left = true;
+        ++num_left_;
+        end_readings(self);
+        if (awaited) record(left_ranks());
+    }
+
+    // Returns whether there were any. Ranks that throw may wait for the last one to end.
+    bool end_readings(rank_state& self) {
+        if (self.num_readings == 0) return false;
+        num_readings_ -= std::exchange(self.num_readings, 0);
+        if (num_readings_ == 0 && failed()) changed_.notify_all();
+        return true;
+    }
+
+    // The first failure is the one that counts.
+    void record(local_failure failure) {
+        if (failed()) return;
+        failure_ = std::move(failure);
+        failed_.store(true, std::memory_order_release);
+        changed_.notify_all();
+    }
+
+    [[gnu::cold]] std::string arrived_text() const {
+        return calls_text(calls_[num_sealed_ % 2], ranks_that([](const rank_state& state) { return state.arrived; }),
+                          false);
+    }
+
+    local_failure left_ranks() const {
+        const std::vector<int> left = ranks_that([](const rank_state& state) { return state.left; });
+        const std::string what = num_arrived_ > 0 ? " left, but " + arrived_text() : " left without a release";
+        return {"left", ranks_text(left) + what, "all ranks", ranks_text(left) + " left", left.front()};
+    }
+
+    local_failure missing_ranks(int rank, clock::time_point start) const {
+        const std::vector<int> missing = ranks_that([](const rank_state& state) { return !state.arrived; });
+        return {"timeout",
+                sentence(ranks_text(missing), " had not arrived when rank ", rank, " had waited ", milliseconds(start),
+                         " ms; ", arrived_text()),
+                ranks_text(missing) + " to arrive", "nothing", missing.empty() ? -1 : missing.front()};
+    }
+
+    static std::int64_t milliseconds(clock::time_point start) {
+        return std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - start).count();
+    }
+
+    // The first failure at the first time, "dead" from then on.
+    [[noreturn, gnu::cold]] void raise_failure(std::unique_lock<std::mutex>& lock, int rank, const local_call& call,
+                                               clock::time_point start) {
+        rank_state& self = at(rank);
+        if (end_readings(self)) changed_.wait_until(lock, start + timeout_, [&] { return num_readings_ == 0; });
+        lock.unlock();
+        if (!std::exchange(self.told, true))
+            raise_error(failure_.code, rank, operation_text(call), failure_.text, start);
+        raise_error("dead", rank, operation_text(call),
+                    sentence("the communicator is dead since the failure \"", failure_.code, "\": ", failure_.text),
+                    start);
+    }
+
+    // Once failed: no lock needed.
+    [[noreturn, gnu::cold]] void raise_error(const std::string& code, int rank, const std::string& operation,
+                                             const std::string& text, clock::time_point start) const {
+        raise(comm_error({code, rank, failure_.peer, operation, failure_.expected, failure_.got, milliseconds(start)},
+                         sentence("rank ", rank, " in ", operation, ": ", text)));
+    }
+
+    const std::chrono::milliseconds timeout_;
+    const check_level checks_;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;              // a round was sealed, the group died, or its last reader ended
+    std::array<std::vector<local_call>, 2> calls_; // of even and odd rounds; read without the mutex once sealed
+    std::vector<rank_state> ranks_;
+    int num_arrived_ = 0;
+    int num_readings_ = 0;
+    int num_left_ = 0;
+    std::uint64_t num_sealed_ = 0;
+    local_failure failure_; // constant once failed_
+    std::atomic<bool> failed_ = false;
+};
+
+} // namespace detail
+} // namespace ctxpar::inline v0_1

@@ -1,0 +1,5 @@
+#include "run_engine.hpp"
+
+int main() {
+    return run_engine();
+}

@@ -1,0 +1,2 @@
+// The decode suite of results that repeat to the last bit, over the ranks of an emulated device.
+#include "../decode/same_bits_test.cpp"

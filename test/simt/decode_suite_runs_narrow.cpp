@@ -1,0 +1,2 @@
+// What the decode suites run, for the ranks of an emulated device.
+#include "../decode/runs_narrow.cpp"
