@@ -5,7 +5,8 @@ Usage: kernel_report.py OUT_DIR ARCHITECTURE[,...] NVCC OPTION... SOURCE.cu
 
 Compiles SOURCE for every architecture (80, 90a, ...) into OUT_DIR/kernels.o, a warning being an error, and prints a row
 for each kernel: registers, stack, spilled bytes, and which of the instructions below its PTX holds. Exit status 1 where
-a kernel spills, has local memory, or breaks a rule of RULES.
+a kernel spills or has local memory (on architectures it was not tuned for, more than a few bytes), or breaks a rule of
+RULES.
 """
 
 import collections
@@ -26,6 +27,8 @@ INSTRUCTIONS = {
     "local": r"(?:ld|st)\.local\.",
 }
 # Kernels by the beginning of their name, and what they must hold. Every name must be that of some kernel.
+TUNED = {"80", "90a"}
+MOST_SPILLED = 64 # bytes, elsewhere
 RULES = {
     "attend_tiles_kernel": {"cp.async", "ldmatrix", "mma", "load16"},
     "combine_splits_kernel": {"load16"},
@@ -108,7 +111,8 @@ def faults_of(kernels, held, names):
         if has is None:
             faults.append(f"{name} is not in the PTX")
             continue
-        if kernel.spilled or kernel.stack:
+        most = 0 if kernel.architecture in TUNED else MOST_SPILLED
+        if kernel.spilled > most or kernel.stack > most:
             faults.append(f"{name} spills {kernel.spilled} bytes and has a stack of {kernel.stack} bytes")
         faults += [f"{name} holds {unwanted} instructions" for unwanted in sorted(has & MUST_NOT_HOLD)]
         for start, wanted in RULES.items():

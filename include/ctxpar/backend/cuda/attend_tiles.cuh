@@ -215,7 +215,7 @@ private:
     // Packed rows of the piece to shared memory; rows and columns beyond the real ones are 0.
     CTXPAR_DEVICE void load_queries() const {
         constexpr int chunks = shape.key_width / 8;
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int i = static_cast<int>(thread_index()); i < shape.rows() * chunks; i += shape.threads()) {
             const int row = i / chunks, at = i % chunks * 8;
             chunk16 chunk{};
@@ -232,7 +232,7 @@ private:
     CTXPAR_DEVICE void place_keys(int tile) const {
         if (tile >= range().tiles) return;
         const std::int64_t first = range().first_key(tile, shape.keys);
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int i = static_cast<int>(thread_index()); i < shape.keys; i += shape.threads()) {
             key_place place{nullptr, nullptr};
             float key_factor = 1.0F, value_factor = 0.0F;
@@ -264,7 +264,7 @@ private:
     CTXPAR_DEVICE void copy_rows(int tile, std::uint8_t* to, int pitch, std::int64_t width, bool values) const {
         constexpr int chunk = 16 / static_cast<int>(sizeof(Kv)); // elements
         constexpr int chunks = Width / chunk;
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int i = static_cast<int>(thread_index()); i < shape.keys * chunks; i += shape.threads()) {
             const int row = i / chunks, at = i % chunks * chunk;
             const key_place place = places(tile)[row];
@@ -298,7 +298,7 @@ private:
     template <class To, int Width>
     CTXPAR_DEVICE void widen_rows(const std::uint8_t* from, int from_pitch, std::uint8_t* to, int to_pitch) const {
         constexpr int chunks = Width / 16;
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int i = static_cast<int>(thread_index()); i < shape.keys * chunks; i += shape.threads()) {
             const int row = i / chunks, at = i % chunks * 16;
             const chunk16 bytes = get_chunk(from + row * from_pitch + at);
@@ -317,7 +317,7 @@ private:
     // Which keys of a tile each row sees, a bit each.
     CTXPAR_DEVICE void mask_rows(int tile) const {
         const std::int64_t first = range().first_key(tile, shape.keys);
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int i = static_cast<int>(thread_index()); i < shape.rows() * mask_words; i += shape.threads()) {
             const int row = i / mask_words, word = i % mask_words;
             std::uint32_t mask = 0;
@@ -337,7 +337,7 @@ private:
             memory_ + layout::queries + 2 * ((16 * row_tile() + lane_ % 16) * layout::key_pitch + lane_ / 16 * 8);
         const std::uint8_t* const k_row =
             keys + 2 * ((column() * 8 * score_tiles + lane_ % 8) * layout::key_pitch + lane_ / 8 * 8);
-        CTXPAR_UNROLL_TWICE
+        CTXPAR_ROLLED
         for (int d = 0; d < shape.key_width; d += 32) {
             const four_matrices low = load_rows(q_row + 2 * d), high = load_rows(q_row + 2 * (d + 16));
             CTXPAR_UNROLL_ALL

@@ -12,9 +12,9 @@
 #include <ctxpar/core/numeric.hpp>
 
 #define CTXPAR_DEVICE __device__ __forceinline__
-// Before a loop over registers.
+// Before a loop over registers, and before one that shall not take more registers than one turn needs.
 #define CTXPAR_UNROLL_ALL _Pragma("unroll")
-#define CTXPAR_UNROLL_TWICE _Pragma("unroll 2")
+#define CTXPAR_ROLLED _Pragma("unroll 1")
 // A kernel, always a template. Hidden, so that two shared libraries with the same kernels do not
 // launch each other's.
 #define CTXPAR_KERNEL __attribute__((visibility("hidden"))) __global__

@@ -17,7 +17,7 @@
 
 #define CTXPAR_DEVICE inline
 #define CTXPAR_UNROLL_ALL
-#define CTXPAR_UNROLL_TWICE
+#define CTXPAR_ROLLED
 #define CTXPAR_KERNEL
 #define CTXPAR_KERNEL_OF(threads, blocks)
 
