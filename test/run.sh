@@ -34,9 +34,9 @@ fixed_addresses=(setarch "$(uname -m)" -R)
 # Where there is a ccache, what one clone compiled serves another.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
-# build PRESET
+# build PRESET [SETTING...]
 build() {
-    cmake --preset "$1"
+    cmake --preset "$@"
     "${fixed_addresses[@]}" cmake --build --preset "$1" --parallel "$(build_jobs)"
 }
 
@@ -49,7 +49,10 @@ chosen = random.Random(int(sys.argv[1])).sample(numbers, -(-len(numbers) // int(
 print(",".join(["0,0,0", *sorted(chosen, key=int)]) if chosen else "")' "$CTXPAR_SEED" "$long_share"
 }
 
-build test
+# What the address sanitizer runs on the emulated device need not run without it too.
+device_suites=ON
+[ ${#sanitizers[@]} -eq 0 ] || device_suites=OFF
+build test -DCTXPAR_TEST_DEVICE_SUITES=$device_suites
 
 for preset in "${sanitizers[@]}"; do
     echo "--- $preset"
