@@ -66,8 +66,13 @@ struct device_ranks {
     using backend = cuda_backend;
     using communicator = host_side_communicator;
     using stream_type = cudaStream_t;
+#if defined(__SANITIZE_ADDRESS__) // slower still
+    static constexpr std::uint64_t share = 30;
+    static constexpr std::uint64_t prefill_share = 90;
+#else
     static constexpr std::uint64_t share = 10;
     static constexpr std::uint64_t prefill_share = 30;
+#endif
 
     class stream {
     public:
@@ -112,7 +117,9 @@ struct device_ranks {
         return world.split(color, key);
     }
 
-    static void finish(cudaStream_t stream) { finish_stream(stream); }
+    static void finish(cudaStream_t stream) {
+        finish_stream(stream);
+    }
 };
 
 } // namespace ctxpar_test
