@@ -42,6 +42,7 @@ constexpr tile_shape tiles_for(int key_width, int value_width, bool shared_value
     shape.columns = many_rows ? (value_width > 256 ? 4 : (value_width > 128 ? 2 : 1)) : 4;
     shape.keys = many_rows || key_width > 128 ? 32 : 64;
     shape.p_terms = p_terms;
+    shape.max_stages = key_width > 256 && !many_rows ? 2 : 4; // two, and MLA with few heads fits small devices
     return shape;
 }
 
