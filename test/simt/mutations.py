@@ -81,7 +81,8 @@ def compile_and_run(headers, test, folder):
     if races:
         compiler.append("-DSIMT_RACES")
     objects = []
-    for source in [simt / test, ROOT / "test" / "support" / "main.cpp", *support]:
+    # The emulator first: of functions that both have, the linker takes those that the sanitizer does not watch.
+    for source in [*support, simt / test, ROOT / "test" / "support" / "main.cpp"]:
         objects.append(str(folder / (source.stem + ".o")))
         sanitizer = ["-fsanitize=thread"] if races and source.name == test else []
         command = [*compiler, *sanitizer, "-c", str(source), "-o", objects[-1]]
