@@ -1,2 +1,4 @@
 // What the decode suites run, for the ranks of an emulated device.
+#include "suite_tiles.hpp"
+
 #include "../decode/runs_mla.cpp"
