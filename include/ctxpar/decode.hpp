@@ -53,9 +53,11 @@ public:
           law_(make_ownership(shape.sizes.dcp, policy_.interleaving.size())) {
         detail::check_decode_shape(shape_);
         detail::check_policy(policy_, shape_, mesh_);
+        splits_ = detail::split_rule_of(backend_, split_work_of_shape(), shape_.max_splits);
+        shape_.max_splits = splits_.most;
         groups_ =
             detail::resolve_groups(ranks, mesh_, shape_, restore().group == group_role::heads && restore().size > 1);
-        digest_ = detail::decoder_digest(policy_, shape_, mesh_);
+        digest_ = detail::decoder_facts(policy_, shape_, mesh_).digest_of_all();
     }
 
     // Bytes of the workspace a step lives in: exact, and the same for every step of this decoder.
@@ -147,6 +149,11 @@ private:
                           detail::exchange_of(policy_, shape_, mesh_, shape_.max_rows, Backend::dense_partials));
     }
 
+    std::int64_t rows_per_request() const { return (shape_.max_rows + shape_.max_requests - 1) / shape_.max_requests; }
+    split_work split_work_of_shape() const {
+        return {shape_.max_rows, rows_per_request(), mesh_.gathered_heads(), mesh_.kv_heads_per_rank(),
+                policy_.attention.value_width()};
+    }
     head_range placed() const { return detail::placed_heads(mesh_, shape_.placement, place()); }
 
     decode_step finish_plan(const decode_batch& batch, const detail::batch_facts& facts, std::int64_t longest,
@@ -165,14 +172,21 @@ private:
         step.schedule = layer_schedule(policy_.merging, step.shape);
         step.digest =
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
-        if (group_size(groups_.kv) > 1 && groups_.kv->checks() != check_level::off)
-            groups_.kv->agree(step.digest, "decode plan", stream);
+        agree(step, stream);
         const buffers memory = carve(lent.data);
         step.attention = attention_of(step, memory);
-        backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, shape_.max_splits, step.part, memory.arrays},
+        backend_.metadata({batch, step.rows, longest, shape_.pool_blocks, splits_.most, step.part, memory.arrays,
+                           splits_.least, splits_.grain},
                           stream);
         if constexpr (detail::brings_attention<Backend>) backend_.prepare(step.attention, stream);
         return step;
+    }
+
+    // On what the decoders are, before the first plan, and on the plan.
+    void agree(const decode_step& step, stream_type stream) {
+        if (group_size(groups_.kv) <= 1 || groups_.kv->checks() == check_level::off) return;
+        if (!std::exchange(has_agreed_, true)) detail::decoder_facts(policy_, shape_, mesh_).agree(groups_.kv, stream);
+        groups_.kv->agree(step.digest, "decode plan", stream);
     }
 
     // The part of a step that the attention may look at.
@@ -187,7 +201,7 @@ private:
         plan.kv_heads = mesh_.kv_heads_per_rank();
         plan.query_width = step.shape.query_width;
         plan.value_width = step.shape.value_width;
-        plan.rows_per_request = (shape_.max_rows + shape_.max_requests - 1) / shape_.max_requests;
+        plan.rows_per_request = rows_per_request();
         plan.memory = memory.callable;
         return plan;
     }
@@ -208,8 +222,10 @@ private:
     decode_shape shape_;
     mesh mesh_;
     ownership law_;
+    split_rule splits_;
     groups<Communicator> groups_;
     std::uint64_t digest_ = 0;
+    bool has_agreed_ = false;
 };
 
 } // namespace ctxpar::inline v0_1

@@ -25,6 +25,7 @@
 #include <ctxpar/decode/pass.hpp>
 #include <ctxpar/prefill/buffers.hpp>
 #include <ctxpar/prefill/checks.hpp>
+#include <ctxpar/prefill/gather_lane.hpp>
 #include <ctxpar/prefill/keys.hpp>
 #include <ctxpar/prefill/rows.hpp>
 #include <ctxpar/prefill/shape.hpp>
@@ -60,8 +61,20 @@ public:
           limits_(detail::limits_of(policy_, shape, Backend::dense_partials)), mesh_(detail::mesh_of<attention>(shape)),
           groups_(detail::resolve_prefill_groups(ranks, mesh_, shape)),
           law_(detail::law_of(policy_, limits_, mesh_, groups_)),
-          digest_(detail::prefiller_digest(policy_, shape, mesh_)) {
+          digest_(detail::prefiller_facts(policy_, shape, mesh_).digest_of_all()) {
         if (detail::decodes(shape)) decoder_.emplace(ranks, detail::decode_part(shape), policy_, backend_);
+    }
+
+    // The same with a second stream, of the current device, for backends whose streams run beside each other: chunks of
+    // context are brought here on it, the next one while one is attended; all else, projections too, is on the stream
+    // that a call is given. The streams wait for events made here, no host does, and attend leaves nothing on the
+    // second one that the first has not waited for: it may be captured. Bits and the order of collectives are the same,
+    // so it is each rank's own choice; the workspace has room for two chunks.
+    prefiller(const groups<Communicator>& ranks, const prefill_shape& shape, const Policy& chosen, Backend made,
+              stream_type gather_stream) requires event_backend<Backend>
+        : prefiller(ranks, shape, chosen, std::move(made)) {
+        limits_.overlaps = true;
+        lane_ = detail::gather_lane<Backend>(gather_stream);
     }
 
     // Bytes of the workspace a step lives in: exact, the same for every step, and the same for every context.
@@ -93,10 +106,7 @@ public:
         step.schedule = detail::prefill_schedule(policy_, limits_, mesh_, step, Backend::dense_partials);
         step.digest =
             detail::digest().add(digest_).add(facts.digest).add(detail::digest_of(step.schedule)).value() | 1U;
-        Communicator* const both[] = {groups_.kv, groups_.rows};
-        for (Communicator* const group : both)
-            if (group_size(group) > 1 && group->checks() != check_level::off)
-                group->agree(step.digest, "prefill plan", stream);
+        agree(step, stream);
         write_arrays(step, facts, stream);
         return step;
     }
@@ -207,6 +217,18 @@ public:
 private:
     using buffers = detail::prefill_buffers<Policy, Backend>;
 
+    // On what the prefillers are, before the first plan, and on the plan; in both groups.
+    void agree(const prefill_step& step, stream_type stream) {
+        bool agreed = true;
+        Communicator* const both[] = {groups_.kv, groups_.rows};
+        for (Communicator* const group : both) {
+            if (group_size(group) <= 1 || group->checks() == check_level::off) continue;
+            if (!has_agreed_) agreed &= detail::prefiller_facts(policy_, shape(), mesh_).agree(group, stream);
+            group->agree(step.digest, "prefill plan", stream);
+        }
+        has_agreed_ = agreed;
+    }
+
     buffers carve(void* base) const { return detail::carve_prefill(policy_, backend_, limits_, decode_bytes(), base); }
     std::size_t decode_bytes() const { return decoder_ ? decoder_->workspace_bytes() : 0; }
     const char* reason(prefill_path asked, bool decodes) const {
@@ -217,7 +239,7 @@ private:
     }
     detail::key_pass<Policy, Backend, Communicator> keys(const prefill_step& step, const buffers& memory,
                                                          const score_options& score) {
-        return {groups_, backend_, limits_, step, memory, score};
+        return {groups_, backend_, limits_, step, memory, lane_, score};
     }
 
     void write_arrays(prefill_step& step, const detail::prefill_facts& facts, stream_type stream) {
@@ -307,7 +329,9 @@ private:
     std::optional<decoder<Policy, Backend, Communicator>> decoder_; // of the decode rows, where there may be any
     groups<Communicator> groups_;
     prefill_law law_;
+    [[no_unique_address]] detail::gather_lane<Backend> lane_; // of chunks of context
     std::uint64_t digest_ = 0;
+    bool has_agreed_ = false;
 };
 
 } // namespace ctxpar::inline v0_1

@@ -16,6 +16,7 @@ using namespace std::chrono_literals;
 using detail::local_call;
 using detail::local_meeting;
 using detail::local_operation;
+using detail::local_reading;
 
 namespace {
 
@@ -84,6 +85,84 @@ TEST_CASE("no rank passes a round before all have come") {
         CHECK(num_early == 0);
         CHECK(num_wrong == 0);
     }
+}
+
+TEST_CASE("what ranks have posted is read until they arrive at the next round but one, and is not copied for streams") {
+    constexpr detail::local_meeting_kind of_streams{"communicator of streams", "group of streams", false};
+    local_meeting meeting(2, 30s, check_level::basic, of_streams);
+    std::array<char, 2> from{1, 2};
+    std::array<std::array<char, 2>, 2> to{};
+    const auto call = [&](std::size_t rank, int round) {
+        local_call made{local_operation::all_gather, &from[rank], to[rank].data(), 1};
+        made.key = 10 * round + static_cast<int>(rank);
+        return made;
+    };
+    std::thread other([&] {
+        for (int round = 0; round < 4; ++round) meeting.meet(1, call(1, round));
+    });
+    int wrong = 0;
+    for (int round = 0; round < 4; ++round) {
+        const auto all = meeting.meet(0, call(0, round));
+        std::this_thread::sleep_for(20ms); // the other one arrives at the next round
+        for (const std::size_t rank : {0U, 1U}) wrong += all[rank].key == call(rank, round).key ? 0 : 1;
+    }
+    other.join();
+    CHECK(wrong == 0);
+    CHECK(to == std::array<std::array<char, 2>, 2>{});
+}
+
+TEST_CASE("a rank that throws waits until the readings that its peers have begun are ended, and no longer") {
+    for (const int readings : {1, 2}) {
+        local_meeting meeting(2, 30s, check_level::basic);
+        std::atomic<bool> is_read = true;
+        bool was_read = false;
+        std::thread other([&] {
+            for (int i = 0; i < readings; ++i) meeting.meet(1, {local_operation::publish}, local_reading::begins);
+            std::this_thread::sleep_for(50ms);
+            is_read = false;
+            meeting.leave(1);
+        });
+        for (int i = 0; i < readings; ++i) meeting.meet(0, {local_operation::publish}, local_reading::begins);
+        meeting.fail(1, "gone");
+        const auto start = local_meeting::clock::now();
+        const std::string code = code_of([&] { meeting.meet(0, {local_operation::release}, local_reading::ends); });
+        was_read = is_read;
+        other.join();
+        CHECK(code == "peer_error");
+        CHECK_FALSE(was_read);
+        CHECK(local_meeting::clock::now() - start < 10s);
+    }
+}
+
+TEST_CASE("a failure that a rank dies of is that of all, unless there was one before") {
+    local_meeting meeting(2, 30s, check_level::basic);
+    const auto die = [&](int rank, const char* code) {
+        return code_of([&] { meeting.die(rank, {code, "a text", "", "", rank}, {}, local_meeting::clock::now()); });
+    };
+    CHECK(die(0, "cuda") == "cuda");
+    CHECK(die(1, "timeout") == "cuda");
+    CHECK(die(1, "timeout") == "dead");
+    CHECK(code_of([&] { meeting.check(0); }) == "cuda");
+}
+
+TEST_CASE("errors name the kind of ranks that meet") {
+    constexpr detail::local_meeting_kind kind{"communicator of streams", "group of streams", false};
+    const auto text_of = [](auto&& call) -> std::string {
+        try {
+            call();
+        } catch (const config_error& problem) {
+            return problem.what();
+        }
+        return "";
+    };
+    local_meeting meeting(2, 30s, check_level::basic, kind);
+    meeting.take(1);
+    CHECK(text_of([&] { meeting.take(1); }).find("rank 1 of the group of streams was taken before") == 0);
+    CHECK(text_of([&] { meeting.take(2); }).find("rank 2 of a group of streams of 2 was asked for") == 0);
+    CHECK(text_of([&] { local_meeting(0, 1s, check_level::off, kind); }).find("a group of streams of 0") == 0);
+    CHECK(text_of([&] { local_meeting(1, 0ms, check_level::off, kind); }).find("the timeout of a communicator of") ==
+          0);
+    CHECK(text_of([&] { local_meeting(0, 1s, check_level::off); }).find("a local world of 0 ranks was asked for") == 0);
 }
 
 TEST_CASE("no round takes place after a failure, and it is the first failure that is told") {

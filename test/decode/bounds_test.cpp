@@ -147,6 +147,7 @@ TEST_CASE("a plan from bounds gives the bits of a checked plan, and neutral pads
             d.mask.window = tree ? 0 : 21;
             check_exact(d); // pads included
             d.pad_rows = 0;
+            d.same_bits = true;
             const planted_data data = plant(d);
             const run_result bounded = run(d, data);
             d.bounds_plan = false;

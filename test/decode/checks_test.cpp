@@ -33,7 +33,7 @@ mesh mesh_of(const decode_shape& shape) {
 
 template <class Policy>
 std::uint64_t digest_of(const Policy& made, const decode_shape& shape) {
-    return detail::decoder_digest(made, shape, mesh_of(shape));
+    return detail::decoder_facts(made, shape, mesh_of(shape)).digest_of_all();
 }
 
 } // namespace

@@ -20,17 +20,20 @@ deployment two_ranks() {
 }
 
 // What the plan says on each rank where rank 1 was made for another deployment.
-strings plans_of(const deployment& mine, const deployment& theirs) {
+std::vector<outcome> outcomes_of(const deployment& mine, const deployment& theirs) {
     const planted_data my_data = plant(mine), their_data = plant(theirs);
     local_options options;
     options.checks = mine.checks;
     options.timeout = std::chrono::milliseconds(5'000);
-    return codes(outcomes(2, options, [&](local_communicator& world) {
+    return outcomes(2, options, [&](local_communicator& world) {
         const deployment& d = world.rank() == 0 ? mine : theirs;
         decode_rank<policy_type> rank(world, d, world.rank() == 0 ? my_data : their_data, policy_for<policy_type>(d),
                                       cpu_backend());
         rank.plan();
-    }));
+    });
+}
+strings plans_of(const deployment& mine, const deployment& theirs) {
+    return codes(outcomes_of(mine, theirs));
 }
 
 template <class Change>
@@ -63,6 +66,23 @@ TEST_CASE("every rank is told that shapes differ") {
     CHECK(plans_after([](deployment& d) { d.merged_lse = false; }) == both_refuse);
     CHECK(plans_after([](deployment& d) { d.q_heads = 16; }) == both_refuse);
     CHECK(plans_after([](deployment& d) { d.output = scalar_type::bf16; }) == both_refuse);
+}
+
+TEST_CASE("every rank is told in what ranks differ") {
+    const auto told = [](auto change) {
+        deployment other = two_ranks();
+        change(other);
+        const std::vector<outcome> all = outcomes_of(two_ranks(), other);
+        CHECK(all[0].message.find(all[1].message.substr(all[1].message.find(": "))) != std::string::npos);
+        return all[0].message.substr(all[0].message.find("rank 0 called"));
+    };
+    CHECK(told([](deployment& d) { d.interleave = 4; }) ==
+          "rank 0 called agree on the interleave size (value 2), rank 1 called agree on the interleave size (value 4)");
+    CHECK(told([](deployment& d) { d.q_heads = 16; }) ==
+          "rank 0 called agree on q_heads (value 8), rank 1 called agree on q_heads (value 16)");
+    const std::string merges = told([](deployment& d) { d.merge = merge_kind::ag_rs; });
+    CHECK(merges.find("rank 0 called agree on a2a (") == 0);
+    CHECK(merges.find("rank 1 called agree on ag_rs (") != std::string::npos);
 }
 
 TEST_CASE("every rank is told that batches differ") {

@@ -31,6 +31,7 @@ deployment four_requests(merge_kind merge) {
     d.requests = {{131, 2}, {64, 3}, {40, 1}, {200, 2}};
     d.merge = merge;
     d.merged_lse = false;
+    d.same_bits = true;
     return d;
 }
 

@@ -17,7 +17,7 @@ run_result run_gqa_fp8(const deployment& d, const planted_data& data);
 run_result run_mla(const deployment& d, const planted_data& data);
 run_result run_narrow_partials(const deployment& d, const planted_data& data);
 
-inline run_result run(const deployment& d, const planted_data& data) {
+inline run_result run_once(const deployment& d, const planted_data& data) {
     if (d.is_mla) return run_mla(d, data);
     if (d.partials == partial::output) return run_narrow_partials(d, data);
     if (d.element == scalar_type::f32) return run_gqa_f32(d, data);
@@ -33,6 +33,20 @@ inline bool same_bits(const run_result& a, const run_result& b) {
         if (!same_bits(a.outputs[rank].lse, b.outputs[rank].lse)) return false;
     }
     return a.outputs.size() == b.outputs.size();
+}
+
+// Where the ranks have a twin, over both, which must give the same bits.
+template <class Ranks = suite_ranks>
+run_result run(const deployment& d, const planted_data& data) {
+    if constexpr (has_twin<Ranks>) {
+        auto [result, are_same] = Ranks::twice([&] { return run_once(d, data); },
+                                               [](const auto& a, const auto& b) { return same_bits(a, b); });
+        INFO(describe(d));
+        CHECK(are_same);
+        return std::move(result);
+    } else {
+        return run_once(d, data);
+    }
 }
 
 // The law of the library: what the ranks return together is what one unsharded attention returns.

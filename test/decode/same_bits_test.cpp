@@ -17,6 +17,7 @@ deployment long_and_short() {
     d.block_size = 64;
     d.room_requests = 8; // a decoder has the same shape for the batch and for each request alone
     d.room_rows = 16;
+    d.same_bits = true;
     return d;
 }
 

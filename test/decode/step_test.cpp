@@ -79,6 +79,44 @@ TEST_CASE("every rule of a host plan is checked") {
     CHECK(broken([](fixture& f) { f.lengths.push_back(1), f.rows.push_back(0); }) == "requests");
 }
 
+TEST_CASE("a plan checks block ids in every form of a table") {
+    const auto refusal = [](const block_table& table, std::int64_t pool_blocks) -> std::string {
+        fixture made;
+        made.shape.pool_blocks = pool_blocks;
+        decode_batch batch = made.batch();
+        batch.table = table;
+        try {
+            return std::to_string(detail::check_batch(batch, made.shape, made.part).slots);
+        } catch (const config_error& refused) {
+            return refused.code();
+        }
+    };
+    for (const std::int64_t pool_blocks : {std::int64_t{-1}, std::int64_t{8}}) {
+        std::vector<std::int32_t> narrow{3, -1, -1, 0, 2, 7};
+        CHECK(refusal(table_2d(narrow.data(), 2, 3, 8), pool_blocks) == "64");
+        narrow[4] = -2;
+        CHECK(refusal(table_2d(narrow.data(), 2, 3, 8), pool_blocks) == "table");
+        std::vector<std::uint32_t> wide{3, 9, 9, 0, 2, 7};
+        CHECK(refusal(table_2d(wide.data(), 2, 3, 8), pool_blocks) == "64");
+        wide[5] = 0xffffffff; // is no -1
+        CHECK(refusal(table_2d(wide.data(), 2, 3, 8), pool_blocks) == (pool_blocks < 0 ? "34359738368" : "table"));
+        std::vector<std::int64_t> packed{3, 0, 2, 7};
+        const std::vector<std::int64_t> offsets{0, 1, 4};
+        CHECK(refusal(table_csr(packed.data(), offsets.data(), 2, 8), pool_blocks) == "64");
+        packed[3] = std::int64_t{1} << 60; // its slots would pass 63 bits
+        CHECK(refusal(table_csr(packed.data(), offsets.data(), 2, 8), pool_blocks) == "table");
+    }
+    block_table none; // block b of request r is 3r + b
+    none.requests = 2;
+    none.columns = 3;
+    none.block_size = 8;
+    CHECK(refusal(none, 6) == "48");
+    CHECK(refusal(none, 5) == "table");
+    const std::vector<std::int64_t> negative{-4, -3, 0};
+    none.row_offsets = index_of(negative.data());
+    CHECK(refusal(none, 6) == "table");
+}
+
 TEST_CASE("blocks that a window has left behind may be gone") {
     fixture windowed;
     windowed.table[3] = -1; // local tokens 0..7 of request 1, positions up to 15

@@ -27,8 +27,8 @@ LIBRARIES = {
     "NCCL": re.compile(r"nccl"),
     "MPI": re.compile(r"mpi"),
 }
-LIBRARIES_OF = {"comm/nccl.hpp": {"NCCL", "CUDA"}, "comm/mpi.hpp": {"MPI"}, "comm/local_cuda.hpp": {"CUDA"},
-                "backend/cuda.hpp": {"CUDA"}}
+LIBRARIES_OF = {"comm/nccl.hpp": {"NCCL", "CUDA"}, "comm/mpi.hpp": {"MPI"}, "comm/mpi_link.hpp": {"MPI"},
+                "comm/mpi_mail.hpp": {"MPI"}, "comm/local_cuda.hpp": {"CUDA"}, "backend/cuda.hpp": {"CUDA"}}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 NAMESPACE = re.compile(r"\bnamespace\s+ctxpar\b([^{;=]*)\{")

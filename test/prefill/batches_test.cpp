@@ -76,6 +76,7 @@ TEST_CASE("some prefills of a batch send their queries while others get keys") {
          {std::array{1, 2, 2}, std::array{2, 2, 4}, std::array{1, 4, 4}, std::array{1, 4, 2}, std::array{2, 1, 2}}) {
         prefill_deployment d = over(tp, pcp, dcp);
         d.serve({prefills(100, 2), prefills(3, 40), decodes(17), prefills(90, 1), prefills(0, 9), prefills(130, 3)});
+        if (!can_run(d)) continue;
         const prefill_data data = plant(d);
         const prefill_result got = run(d, data);
         INFO(describe(d));

@@ -17,7 +17,7 @@ prefill_result run_mla_bf16(const prefill_deployment& d, const prefill_data& dat
 prefill_result run_mla_fp8(const prefill_deployment& d, const prefill_data& data);
 prefill_result run_mla_f32(const prefill_deployment& d, const prefill_data& data);
 
-inline prefill_result run(const prefill_deployment& d, const prefill_data& data) {
+inline prefill_result run_once(const prefill_deployment& d, const prefill_data& data) {
     if (d.is_mla && d.element == scalar_type::f32) return run_mla_f32(d, data);
     if (d.is_mla) return d.kv_element == scalar_type::e4m3 ? run_mla_fp8(d, data) : run_mla_bf16(d, data);
     if (d.partials == partial::output) return run_gqa_narrow(d, data);
@@ -32,6 +32,20 @@ inline bool same_bits(const prefill_result& a, const prefill_result& b) {
         if (!same_bits(a.outputs()[rank].lse, b.outputs()[rank].lse)) return false;
     }
     return a.outputs().size() == b.outputs().size();
+}
+
+// Where the ranks have a twin, over both, which must give the same bits.
+template <class Ranks = suite_ranks>
+prefill_result run(const prefill_deployment& d, const prefill_data& data) {
+    if constexpr (has_twin<Ranks>) {
+        auto [result, are_same] = Ranks::twice([&] { return run_once(d, data); },
+                                               [](const auto& a, const auto& b) { return same_bits(a, b); });
+        INFO(describe(d));
+        CHECK(are_same);
+        return std::move(result);
+    } else {
+        return run_once(d, data);
+    }
 }
 
 // The law of the library: what the ranks return together is what one unsharded attention returns.

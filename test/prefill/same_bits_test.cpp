@@ -18,6 +18,7 @@ prefill_deployment long_and_short(std::int64_t tp, std::int64_t pcp, std::int64_
     d.earlier_steps = 0;
     d.room_requests = 8; // a prefiller has the same shape for the batch and for each request alone
     d.room_rows = 512;
+    d.same_bits = true;
     if (suite_ranks::share > 1) { // slow ranks
         d.serve({prefills(250, 61), decodes(900, 2), prefills(0, 80), prefills(90, 1), decodes(33), prefills(7, 40)});
         return d;

@@ -43,6 +43,7 @@ void scheduler::start(const device_options& options, bool deferred) {
     shared_limits.clear();
     counts = {};
     num_devices = options.devices;
+    runs_kernels = options.runs_kernels;
     error = cudaSuccess;
     told_ = false;
     deferred_ = deferred;
@@ -258,6 +259,7 @@ cudaError_t launch_grid(cudaStream_t handle, const void* kernel, const std::stri
         if (refusal != cudaSuccess) return refusal;
         ++all.counts.launches;
         ++all.counts.launches_of[kernel];
+        if (!all.runs_kernels) return cudaSuccess;
         at_once = !all.deferred() && stream->capturing == nullptr;
         if (at_once) return cudaSuccess;
         // The order of threads is another one each time that a graph is launched.

@@ -25,6 +25,7 @@ namespace simt {
 struct device_options {
     std::uint64_t seed = 1; // of the order of streams
     int devices = 1;
+    bool runs_kernels = true; // else launches are counted and nothing is done: for what a host takes to make them
     std::chrono::milliseconds deadlock_after{20'000}; // a wait during which nothing at all happens ends with an error
 };
 

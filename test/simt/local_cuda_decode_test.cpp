@@ -14,7 +14,6 @@
 #include <ctxpar/cuda.cuh>
 
 #include "../support/decode_ranks.hpp"
-#include "local_cuda_ranks.hpp"
 
 using namespace ctxpar_test;
 
@@ -25,19 +24,14 @@ struct ranks_of_process {
     using backend = cuda_backend;
     using communicator = local_cuda_communicator;
     using stream_type = cudaStream_t;
-    using stream = device_ranks::stream;
+    using stream = device_stream;
 
-    // The orders in which streams and threads go on are others for every seed.
     template <class Fn>
     static void run(const deployment& d, const Fn& fn) {
         const simt::device device({.seed = d.seed});
-        const auto all = local_cuda::outcomes(static_cast<int>(d.world()), {.checks = d.checks}, [&](auto& here) {
-            const std::uint64_t own = d.seed * 64 + static_cast<std::uint64_t>(here.rank());
-            cuda::emulated_order() = {static_cast<simt::thread_order>(own % 3), own};
-            fn(here.comm);
-        });
-        for (const outcome& one : all)
-            if (!one.code.empty()) raise(error(one.code, one.message));
+        local_cuda_group group(static_cast<int>(d.world()), {.checks = d.checks});
+        run_on_devices(
+            d, 1, [&](int rank) { return group.rank(rank); }, fn);
     }
     static std::optional<local_cuda_communicator> split(local_cuda_communicator& world, int color, int key) {
         return world.split(color, key);
@@ -73,7 +67,11 @@ void check_exact(const deployment& d) {
     const distance far = distance_between(d, expected(d, data), got.outputs);
     CHECK(far.out <= 1.0);
     CHECK(far.lse <= 1.0);
-    for (const rank_report& report : got.reports) CHECK(report.bytes_sent == report.schedule.bytes_sent());
+    for (const rank_report& report : got.reports) {
+        CHECK(report.bytes_sent == report.schedule.bytes_sent());
+        CHECK(report.bytes_sent == report.exchange.total);
+        CHECK(report.other_bytes == 0); // plan and append send nothing
+    }
 }
 
 // What append and decode of one layer cost on all ranks together.

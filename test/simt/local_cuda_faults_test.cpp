@@ -115,7 +115,7 @@ TEST_CASE("calls that differ in operation, bytes, type or digest are refused on 
                           std::size_t(here.rank()) + 1};
              here.comm.all_to_all(m.of(here), sends, m.of(here) + 100, from_all, here.stream);
          }},
-        {"digest", "rank 1 called agree on plan (digest 0x9)",
+        {"digest", "rank 1 called agree on plan (value 9)",
          [](arena&, place& here) { here.comm.agree(here.rank() == 1 ? 9 : 7, "plan", here.stream); }},
         {"digest", "digest 0x9",
          [](arena& m, place& here) {

@@ -165,6 +165,10 @@ nccl_counts nccl_counters() {
     return now;
 }
 
+void nccl_break(ncclComm_t comm, ncclResult_t error, const std::string& text) {
+    change_under_lock([&] { comm->self->of->fail(text, error); });
+}
+
 } // namespace simt
 
 using namespace simt;

@@ -8,6 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include <nccl.h>
 
 namespace simt {
 
@@ -19,5 +22,8 @@ struct nccl_counts {
     std::uint64_t bytes_moved = 0; // between ranks
 };
 nccl_counts nccl_counters();
+
+// From now on all ranks of the communicator find this error, as where a process or a network is lost.
+void nccl_break(ncclComm_t comm, ncclResult_t error, const std::string& text);
 
 } // namespace simt

@@ -88,9 +88,9 @@ struct group {
     ncclResult_t error = ncclSuccess;
     std::string error_text;
 
-    void fail(const std::string& text) {
+    void fail(const std::string& text, ncclResult_t code = ncclInvalidUsage) {
         if (error != ncclSuccess) return;
-        error = ncclInvalidUsage;
+        error = code;
         error_text = "communicator " + name + ": " + text;
     }
     bool is_alive(int rank) const { return !members[static_cast<std::size_t>(rank)]->aborted; }

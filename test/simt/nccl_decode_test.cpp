@@ -4,70 +4,34 @@
 
 #include <array>
 #include <cstdint>
-#include <exception>
-#include <memory>
 #include <optional>
-#include <utility>
-#include <vector>
 
-#include <ctxpar/comm/nccl.hpp>
 #include <ctxpar/cuda.cuh>
 
 #include "../support/decode_ranks.hpp"
-#include "nccl_world.hpp"
+#include "nccl.hpp"
 
 using namespace ctxpar_test;
 
 namespace {
 
-struct handle_end {
-    void operator()(ncclComm_t handle) const { ncclCommDestroy(handle); }
-};
-
-// A communicator that destroys its handle, as the groups of a test do.
-class owning_communicator : public nccl_communicator {
-public:
-    owning_communicator(ncclComm_t handle, const nccl_options& options)
-        : nccl_communicator(handle, options), handle_(handle) {}
-
-private:
-    std::unique_ptr<ncclComm, handle_end> handle_;
-};
-
 // The kind of ranks (test/support/local_ranks.hpp) that this file is about.
 struct nccl_ranks {
     using backend = cuda_backend;
-    using communicator = owning_communicator;
+    using communicator = owning_nccl_communicator;
     using stream_type = cudaStream_t;
-    using stream = device_ranks::stream;
+    using stream = device_stream;
 
-    // The orders in which streams and threads go on are others for every seed.
     template <class Fn>
     static void run(const deployment& d, const Fn& fn) {
         const int ranks = static_cast<int>(d.world());
         const simt::device device({.seed = d.seed, .devices = ranks});
-        ncclUniqueId id;
-        ncclGetUniqueId(&id);
-        std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
-        simt_test::on_ranks(ranks, [&](int rank) {
-            const std::uint64_t own = d.seed * 64 + static_cast<std::uint64_t>(rank);
-            cuda::emulated_order() = {static_cast<simt::thread_order>(own % 3), own};
-            try {
-                ncclComm_t handle = nullptr;
-                require(ncclCommInitRank(&handle, ranks, id, rank) == ncclSuccess, "test", ncclGetLastError(nullptr));
-                owning_communicator comm(handle, {.checks = d.checks});
-                fn(comm);
-            } catch (...) {
-                thrown[static_cast<std::size_t>(rank)] = std::current_exception();
-            }
-        });
-        for (const std::exception_ptr& each : thrown)
-            if (each != nullptr) std::rethrow_exception(each);
+        const nccl_handles handles(ranks);
+        run_on_devices(
+            d, ranks, [&](int rank) { return handles.rank(rank, d.checks); }, fn);
     }
-    static std::optional<owning_communicator> split(owning_communicator& world, int color, int key) {
-        const ncclComm_t part = world.split(color, key);
-        if (part == nullptr) return std::nullopt;
-        return std::optional<owning_communicator>(std::in_place, part, nccl_options{.checks = world.checks()});
+    static std::optional<owning_nccl_communicator> split(owning_nccl_communicator& world, int color, int key) {
+        return world.split_off(color, key);
     }
     static void finish(cudaStream_t stream) { finish_stream(stream); }
 };
@@ -99,7 +63,11 @@ void check_exact(const deployment& d) {
     const distance far = distance_between(d, expected(d, data), got.outputs);
     CHECK(far.out <= 1.0);
     CHECK(far.lse <= 1.0);
-    for (const rank_report& report : got.reports) CHECK(report.bytes_sent == report.schedule.bytes_sent());
+    for (const rank_report& report : got.reports) {
+        CHECK(report.bytes_sent == report.schedule.bytes_sent());
+        CHECK(report.bytes_sent == report.exchange.total);
+        CHECK(report.other_bytes == 0); // plan and append send nothing
+    }
 }
 
 } // namespace
@@ -116,6 +84,24 @@ TEST_CASE("ranks of NCCL decode exactly, with every merge and output placement")
             d.seed = seed++;
             check_exact(d);
         }
+    }
+}
+
+TEST_CASE("with A2A, NCCL moves the bytes that the formulas say, and no other") {
+    for (const bool replicated : {false, true}) {
+        deployment d = ragged(4, 1, 4);
+        d.merge = merge_kind::a2a;
+        d.replicated_q = replicated;
+        d.checks = check_level::off; // digests are bytes too
+        const planted_data data = plant(d);
+        const auto make = [](int) { return cuda_backend(); };
+        const std::uint64_t before = simt::nccl_counters().bytes_moved;
+        const auto got =
+            run_ranks<policy_type, float, lse_base::natural, nccl_ranks>(d, data, policy_for<policy_type>(d), make);
+        std::uint64_t sum = 0;
+        for (const rank_report& report : got.reports) sum += report.exchange.total;
+        CHECK(sum > 0);
+        CHECK(simt::nccl_counters().bytes_moved - before == sum);
     }
 }
 

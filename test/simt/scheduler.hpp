@@ -95,6 +95,7 @@ public:
     std::mutex mutex;
     device_counts counts;
     int num_devices = 1;
+    bool runs_kernels = true;
     cudaError_t error = cudaSuccess; // every call returns it from then on
     std::string error_text;
     std::unordered_map<CUevent_st*, std::unique_ptr<CUevent_st>> events;

@@ -15,8 +15,8 @@
     CTXPAR_SUITE_TILE(Declare, Q, Kv, latent_key_width, latent_value_width, true, terms)
 
 #define CTXPAR_SUITE_TILE(Declare, Q, Kv, key, value, shared, terms)                                                   \
-    Declare void attend_tiles_kernel<tiles<key, value, shared, false, terms>, Q, Kv>(tile_args<Q, Kv>, int);           \
-    Declare void attend_tiles_kernel<tiles<key, value, shared, true, terms>, Q, Kv>(tile_args<Q, Kv>, int);
+    Declare void attend_tiles_kernel<tiles<key, value, shared, false, terms>, Q, Kv>(attend_call<Q, Kv>, int);         \
+    Declare void attend_tiles_kernel<tiles<key, value, shared, true, terms>, Q, Kv>(attend_call<Q, Kv>, int);
 
 #define CTXPAR_SUITE_TILES_BF16(Declare) CTXPAR_SUITE_TILES(Declare, bf16, bf16, 3)
 #define CTXPAR_SUITE_TILES_FP8(Declare) CTXPAR_SUITE_TILES(Declare, bf16, fp8_e4m3, 3)

@@ -1,4 +1,4 @@
-// The tiles of attention fit the devices that they are chosen for.
+// The tiles of attention fit the devices that they are chosen for, and the splits of keys fill them.
 #include <ctxpar/backend/cuda/tuning.hpp>
 
 #include <doctest/doctest.h>
@@ -18,6 +18,22 @@ int stages_on(int capability) {
     if (stages > 0) CHECK(layout::stages + stages * layout::stage_bytes <= limits.shared_per_block);
     CHECK(stages <= Tiles::shape.max_stages);
     return stages;
+}
+
+// Pieces of work of a request of so many local keys, all KV heads together, and its splits.
+struct cut {
+    std::int64_t pieces;
+    std::int64_t splits;
+};
+cut cut_of(const split_work& work, std::int64_t keys, std::int64_t tile_rows, int processors = 132) {
+    segment run;
+    run.end = keys;
+    const split_rule rule = cuda::splits_for(work, processors);
+    schedule_splits(run, rule);
+    CHECK(run.splits() <= rule.most);
+    CHECK(run.split_tokens % 64 == 0); // tiles do not cross the border of a split
+    const std::int64_t rows = work.heads / work.kv_heads * work.rows_per_request;
+    return {(rows + tile_rows - 1) / tile_rows * work.kv_heads * run.splits(), run.splits()};
 }
 
 template <int Width>
@@ -57,4 +73,32 @@ TEST_CASE("devices that are not listed inherit what the ones before them have") 
     CHECK(cuda::limits_of(103).shared_per_block == cuda::limits_of(90).shared_per_block);
     CHECK(cuda::limits_of(87).shared_per_block == cuda::limits_of(80).shared_per_block);
     CHECK(cuda::limits_of(121).shared_per_block == cuda::limits_of(120).shared_per_block);
+}
+
+TEST_CASE("one long request fills a device of 132 processors") {
+    const split_work gqa{1, 1, 64, 8, 128}, one_head{1, 1, 8, 1, 128}, verify{4, 4, 64, 8, 128};
+    for (const std::int64_t keys : {std::int64_t{131072}, std::int64_t{1} << 20}) {
+        for (const cut& each : {cut_of(gqa, keys, 16), cut_of(one_head, keys, 16), cut_of(verify, keys, 64)}) {
+            CHECK(each.pieces >= 128);
+            CHECK(each.pieces <= 2 * 132);
+        }
+        CHECK(cut_of(gqa, keys, 16).pieces >= 132);
+        const split_work latent{1, 1, 16, 1, 512}, latent_128{1, 1, 128, 1, 512};
+        for (const cut& each : {cut_of(latent, keys, 16), cut_of(latent_128, keys, 32)}) {
+            CHECK(each.pieces >= 120);
+            CHECK(each.pieces <= 132);
+        }
+    }
+    CHECK(cut_of(gqa, 8192, 16).splits == 16); // of 512 keys
+    CHECK(cut_of(gqa, 300, 16).splits == 1);
+}
+
+TEST_CASE("partial results of splits take a bounded room") {
+    for (const std::int64_t rows : {1, 8, 64, 512}) {
+        const split_work work{rows, 1, 64, 8, 128};
+        const split_rule rule = cuda::splits_for(work, 132);
+        CHECK(rule.most >= 8);
+        if (rule.most > 8) CHECK(rule.most * rows * 64 * 128 * 4 <= std::int64_t{64} << 20);
+    }
+    CHECK(cuda::splits_for({1, 1, 64, 8, 128}, 1).most == 1);
 }

@@ -10,6 +10,12 @@
 
 namespace ctxpar_test {
 
+// Whether ranks are run over two kinds, the second to compare with.
+template <class Ranks>
+concept has_twin = requires {
+    Ranks::takes(0);
+};
+
 // What one rank has to say afterwards.
 struct rank_report {
     collective_schedule schedule;
@@ -31,6 +37,11 @@ struct run_result {
         for (const rank_report& report : reports)
             if (!report.problem.empty()) return report.problem;
         return "";
+    }
+    std::uint64_t number_of_values() const {
+        std::uint64_t count = 0;
+        for (const rank_output& output : outputs) count += output.out.size() + output.lse.size();
+        return count;
     }
 };
 
@@ -146,6 +157,17 @@ run_result run_ranks(const deployment& d, const planted_data& data, const Policy
         report.workspace_bytes = rank.used().workspace_bytes();
         report.status = rank.used().check(step);
     });
+    if constexpr (has_twin<Ranks>) {
+        Ranks::exchange_results(result.outputs, [](rank_output& output, const auto& send) {
+            send(output.out);
+            send(output.lse);
+        });
+        Ranks::exchange_results(result.reports, [](rank_report& report, const auto& send) {
+            send(report.bytes_sent);
+            send(report.problem);
+        });
+        Ranks::count_run(result.number_of_values());
+    }
     return result;
 }
 

@@ -76,6 +76,7 @@ struct deployment {
     cpu::isa instructions = cpu::best_isa();
     std::int64_t max_splits = 4;
     check_level checks = check_level::collective;
+    bool same_bits = false; // as another run: no transport may choose the order of sums
     std::uint64_t seed = 1;
 
     std::int64_t world() const { return sizes.tp * sizes.pcp; }

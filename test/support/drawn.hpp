@@ -40,11 +40,20 @@ inline bool is_drawn(const std::string& description, std::uint64_t share) {
 
 } // namespace detail
 
+// Whether there can be as many ranks as the deployment has.
+template <class Ranks = suite_ranks>
+bool can_run(const deployment& d) {
+    if constexpr (requires { Ranks::takes(d.world()); }) return Ranks::takes(d.world());
+    return true;
+}
+
 inline bool is_drawn(const deployment& d) {
+    if (!can_run(d)) return false;
     static const std::uint64_t share = detail::number_of_environment("CTXPAR_SHARE", suite_ranks::share);
     return detail::is_drawn(describe(d), share);
 }
 inline bool is_drawn(const prefill_deployment& d) {
+    if (!can_run(d)) return false;
     static const std::uint64_t share = detail::number_of_environment("CTXPAR_SHARE", suite_ranks::prefill_share);
     return detail::is_drawn(describe(d), share);
 }

@@ -10,6 +10,9 @@
 //   split(world, color, key)     the communicator of the ranks that pass the same color, in the order of their keys;
 //                                called by all ranks
 //   share, prefill_share         of the deployments of a suite, one in so many is run (drawn.hpp)
+//   takes(ranks)                 where it has that: whether deployments of so many ranks can be run
+//   exchange_results(all, visit) where it has that: gives all processes what each has of all[rank]
+//   twice(runs, same)            where it has that: runs what a suite runs over two kinds of ranks, to compare bits
 //   finish(stream)               returns when the work that was given to the stream is done; for what stands between
 //   two
 //                                operations and looks at memory. A rank that is done with a step waits for its stream

@@ -204,8 +204,10 @@ public:
         : world_(world), d_(d), data_(data), pcp_rank_(world.rank() / d.sizes.tp), facts_(facts_of(d, world.rank())),
           groups_(world, d), tables_(d, facts_.shard),
           pool_(d, facts_.kv, tables_.pool_blocks() * d.block_size, data.head_scales), plain_(d, data, facts_, tables_),
-          prefiller_(groups_.pointers(), shape_of(d, world.rank(), tables_.pool_blocks()), policy, backend),
-          workspace_(prefiller_.workspace_bytes()) {}
+          prefiller_(prefiller_of(policy, backend)), workspace_(prefiller_.workspace_bytes()) {}
+    prefill_rank(const prefill_rank&) = delete;
+    prefill_rank& operator=(const prefill_rank&) = delete;
+    ~prefill_rank() { beside_.reset(); } // where a test has failed, with work that needs the memory below
 
     prefiller_type& used() { return prefiller_; }
     prefill_groups<Ranks>& communicators() { return groups_; }
@@ -309,6 +311,18 @@ public:
     }
 
 private:
+    // For every second seed context travels on a stream of its own, where there are streams.
+    prefiller_type prefiller_of(const Policy& policy, const Backend& backend) {
+        const prefill_shape shape = shape_of(d_, world_.rank(), tables_.pool_blocks());
+        if constexpr (event_backend<Backend>) {
+            if (d_.seed % 2 == 1) {
+                beside_.emplace();
+                return prefiller_type(groups_.pointers(), shape, policy, backend, beside_->get());
+            }
+        }
+        return prefiller_type(groups_.pointers(), shape, policy, backend);
+    }
+
     // Ones, or a NaN that is not the one of unwritten memory.
     element of_pads() const {
         element value = element_from<element>(1.0F);
@@ -351,6 +365,7 @@ private:
     rank_tables tables_;
     kv_pool<kv_element> pool_;
     plain_cache<kv_element> plain_;
+    std::optional<typename Ranks::stream> beside_;
     prefiller_type prefiller_;
     guarded_workspace workspace_;
     std::optional<batch_arrays> arrays_;

@@ -93,6 +93,28 @@ prefill_result run_prefill(const prefill_deployment& d, const prefill_data& data
         if (!rank.pool_holds()) report.problem = "the cache does not hold each token once and nothing else";
         if (!rank.scratch().guards_hold()) report.problem = "something was written behind the workspace";
     });
+    if constexpr (has_twin<Ranks>) {
+        std::uint64_t values = 0;
+        for (std::vector<prefill_output>& outputs : result.steps) {
+            Ranks::exchange_results(outputs, [](prefill_output& output, const auto& send) {
+                send(output.out);
+                send(output.lse);
+                send(output.projected);
+            });
+            for (const prefill_output& output : outputs) values += output.out.size() + output.lse.size();
+        }
+        Ranks::exchange_results(result.reports, [](prefill_report& report, const auto& send) {
+            send(report.bytes_sent);
+            send(report.context_chunks);
+            for (path_choice* choice : {&report.prefill_rows, &report.decode_rows}) {
+                send(choice->requests_gather_q);
+                send(choice->requests_gather_kv);
+                send(choice->bytes);
+            }
+            send(report.problem);
+        });
+        Ranks::count_run(values);
+    }
     return result;
 }
 

@@ -81,6 +81,8 @@ struct metadata_args {
     std::int64_t max_splits = 1;
     shard part;
     step_arrays out;
+    std::int64_t least_split_tokens = min_split_tokens; // see split_rule
+    std::int64_t split_grain_tokens = split_grain;
 };
 
 // The first block in local keys [from, to) that is not in the pool, or past the table; -1 where all are fine.
@@ -172,7 +174,7 @@ CTXPAR_HD inline entry_fault write_request(const metadata_args& args, std::int64
         for (std::int64_t i = 0; i < rows; ++i)
             out.slots[first_row + i] = slot_of(args.part, batch.table, request, length - rows + i);
     }
-    schedule_splits(run, args.max_splits);
+    schedule_splits(run, split_rule{args.max_splits, args.least_split_tokens, args.split_grain_tokens});
     out.segments[request] = run;
     return fault;
 }

@@ -131,7 +131,7 @@ struct segment {
     std::int64_t rows = 0;
     std::int64_t begin = 0;        // no row sees a key before begin (0 where a prefix is visible)
     std::int64_t end = 0;          // no row sees a key at or past end
-    std::int64_t split_tokens = 1; // keys one split covers, a multiple of split_grain; splits start at multiples of it
+    std::int64_t split_tokens = 1; // keys one split covers, a multiple of the grain; splits start at multiples of it
     std::int64_t first_split = 0;  // begin / split_tokens
 
     // Splits [first_split, first_split + splits()).
@@ -140,26 +140,47 @@ struct segment {
     }
 };
 
-// Split boundaries are multiples of this many keys, and no fp32 accumulator takes more keys than this before it is
-// folded into the next level.
+// On the host split boundaries are multiples of this many keys, and no fp32 accumulator takes more keys than this
+// before it is folded into the next level.
 inline constexpr std::int64_t split_grain = 1024;
 
-// Below this many keys a split is not worth its combine.
+// Below this many keys a split is not worth its combine, on the host.
 inline constexpr std::int64_t min_split_tokens = 4 * split_grain;
 
-// Sets the split schedule of a segment: at most max_splits splits of equal length. It depends on the segment's own
-// keys and max_splits only, so a request's bits do not depend on its batch or on the number of threads.
-CTXPAR_HD constexpr void schedule_splits(segment& part, std::int64_t max_splits) {
+// How the keys of a request are split: a backend's own numbers, from the shape and its device alone.
+struct split_rule {
+    std::int64_t most = 8;                 // splits of a request
+    std::int64_t least = min_split_tokens; // keys of a split, a multiple of the grain
+    std::int64_t grain = split_grain;      // splits begin at multiples of this many keys
+};
+
+// What such a rule may depend on: the largest step of a shape.
+struct split_work {
+    std::int64_t rows = 1; // query rows
+    std::int64_t rows_per_request = 1;
+    std::int64_t heads = 1; // gathered query heads
+    std::int64_t kv_heads = 1;
+    std::int64_t value_width = 1;
+};
+
+// Sets the split schedule of a segment: at most rule.most splits of equal length. It depends on the segment's own
+// keys and the rule only, so a request's bits do not depend on its batch or on the number of threads.
+CTXPAR_HD constexpr void schedule_splits(segment& part, const split_rule& rule) {
     const std::int64_t keys = part.end - part.begin;
-    std::int64_t tokens = (keys + max_splits - 1) / max_splits;
-    tokens = (tokens + split_grain - 1) / split_grain * split_grain;
-    part.split_tokens = tokens < min_split_tokens ? min_split_tokens : tokens;
+    std::int64_t tokens = (keys + rule.most - 1) / rule.most;
+    tokens = (tokens + rule.grain - 1) / rule.grain * rule.grain;
+    part.split_tokens = tokens < rule.least ? rule.least : tokens;
     part.first_split = part.begin / part.split_tokens;
-    // A first split that starts before `begin` may push the count past max_splits: widen until it fits.
-    while (part.splits() > max_splits) {
-        part.split_tokens += split_grain;
+    // A first split that starts before `begin` may push the count past the most: widen until it fits.
+    while (part.splits() > rule.most) {
+        part.split_tokens += rule.grain;
         part.first_split = part.begin / part.split_tokens;
     }
+}
+CTXPAR_HD constexpr void schedule_splits(segment& part, std::int64_t most) {
+    split_rule rule;
+    rule.most = most;
+    schedule_splits(part, rule);
 }
 
 static_assert(std::is_trivially_copyable_v<visible_keys> && std::is_trivially_copyable_v<segment>);

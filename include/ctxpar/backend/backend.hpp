@@ -199,4 +199,15 @@ concept backend = requires(B& b, const B& k, const metadata_args& args, const pr
     { k.launches() } -> std::convertible_to<std::uint64_t>;
 };
 
+// A backend whose streams run beside each other has events, which order them:
+//   event_type                       made by default, on the current device
+//   record(event_type&, stream)      the event stands for all that the stream has been given so far
+//   wait(const event_type&, stream)  what the stream is given from now on comes after what the event stands for
+template <class B>
+concept event_backend = backend<B> && std::default_initializable<typename B::event_type> &&
+    requires(B& b, typename B::event_type& event, typename B::stream_type stream) {
+    b.record(event, stream);
+    b.wait(event, stream);
+};
+
 } // namespace ctxpar::inline v0_1

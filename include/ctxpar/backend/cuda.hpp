@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,19 @@ struct device_facts {
     int processors = 0;
 };
 
+// A point in the work of a stream, without a time, of the device that is current when it is made.
+class event {
+public:
+    event() { check(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+    event(const event&) = delete;
+    event& operator=(const event&) = delete;
+    ~event() { cudaEventDestroy(handle_); }
+    cudaEvent_t get() const { return handle_; }
+
+private:
+    cudaEvent_t handle_ = nullptr;
+};
+
 } // namespace cuda
 
 // How attention keeps probabilities on their way to the values. The LSE is always that of unrounded ones.
@@ -64,6 +78,7 @@ template <probabilities Kept>
 class basic_cuda_backend {
 public:
     using stream_type = cudaStream_t;
+    using event_type = cuda::event;
     using p_type = std::conditional_t<Kept == probabilities::exact, float, bf16>; // or better, for f16
     static constexpr lse_base attend_lse_base = lse_base::natural;
     static constexpr bool dense_partials = false;
@@ -76,11 +91,24 @@ public:
 
     std::int64_t threads() const { return 0; }
     std::int64_t attend_thread_floats(std::int64_t, std::int64_t) const { return 0; }
+    // How to split the keys of requests on the device of the calling thread. The first call of this or of attend asks
+    // which device that is; the backend stays with it. Where there is none it is the host's rule.
+    split_rule splits(const split_work& work);
     std::uint64_t launches() const { return state_->launches.load(std::memory_order_relaxed); }
 
+    void record(event_type& event, stream_type stream) {
+        cuda::check(cudaEventRecord(event.get(), stream), "cudaEventRecord");
+    }
+    void wait(const event_type& event, stream_type stream) {
+        cuda::check(cudaStreamWaitEvent(stream, event.get(), 0), "cudaStreamWaitEvent");
+    }
+
     void metadata(const metadata_args& args, stream_type stream);
-    void prefill_metadata(const prefill_metadata_args& args, stream_type stream);
-    void piece_metadata(const piece_metadata_args& args, stream_type stream);
+    // Templates, so that only a program that prefills compiles their kernels.
+    template <std::same_as<prefill_metadata_args> Args = prefill_metadata_args>
+    void prefill_metadata(const Args& args, stream_type stream);
+    template <std::same_as<piece_metadata_args> Args = piece_metadata_args>
+    void piece_metadata(const Args& args, stream_type stream);
 
     // Reads a status behind the work of its stream, for which the caller has waited.
     step_status read_status(const step_status* status) const {
@@ -91,8 +119,7 @@ public:
 
     template <class E, class Kv>
     void append(const append_args<E, Kv>& args, stream_type stream);
-    // config_error "width" for values of more than 512 elements. The first call of a backend asks which device is the
-    // calling thread's; the backend stays with it.
+    // config_error "width" for values of more than 512 elements.
     template <class Q, class Kv, class O>
     void attend(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
     template <class Q, class Kv, class O, std::int64_t QueryWidth, std::int64_t ValueWidth>
@@ -154,6 +181,6 @@ private:
 using cuda_backend = basic_cuda_backend<probabilities::exact>;
 using rounding_cuda_backend = basic_cuda_backend<probabilities::rounded>;
 
-static_assert(backend<cuda_backend> && backend<rounding_cuda_backend>);
+static_assert(event_backend<cuda_backend> && event_backend<rounding_cuda_backend>);
 
 } // namespace ctxpar::inline v0_1

@@ -31,7 +31,8 @@ struct collective_note {
 // all_gather         recv holds size() parts of bytes_per_rank, in rank order; send may be recv + rank * bytes_per_rank
 // all_to_all         part i of send goes to rank i; part i of recv came from rank i; never in place
 // all_to_all (spans) the same with a size for each peer, packed without gaps; zero sizes are legal
-// agree              collective check: throws comm_error "digest" on every rank unless all ranks pass the same value
+// agree              collective check: throws comm_error "digest" on every rank unless all ranks pass the same value;
+//                    may return bool: false where it did not compare, as while a graph is captured
 // check              throws a known failure; never blocks
 // wait               bounded wait for the stream, then comm_error; returns at once on a host_stream
 // bytes_sent         payload bytes this rank has sent to other ranks; the traffic of checks is not counted

@@ -61,6 +61,7 @@ public:
         std::swap(checks_, old.checks_);
         std::swap(published_, old.published_);
         std::swap(bytes_sent_, old.bytes_sent_);
+        std::swap(pointers_, old.pointers_);
         return *this;
     }
 
@@ -125,17 +126,20 @@ public:
         detail::require_memory("publish", "data", data, bytes_per_peer);
         detail::local_call call{detail::local_operation::publish, data, nullptr, bytes_per_peer};
         call.note = note;
-        const std::span<const void* const> pointers = meeting().publish(rank_, call);
+        const clock::time_point start = clock::now();
+        const std::span<const detail::local_call> all = meeting().meet(rank_, call, detail::local_reading::begins);
+        meeting().require_alive(rank_, call, start); // a peer that has failed since may have taken its memory back
+        for (std::size_t peer = 0; peer < all.size(); ++peer) pointers_[peer] = all[peer].send;
         published_ = true;
         bytes_sent_ += peers() * bytes_per_peer;
-        return pointers;
+        return pointers_;
     }
 
     // This rank reads published memory no more; returns when no rank does. config_error "publish" without a publish.
     void release(host_stream) {
         require(published_, "publish", "release: rank ", rank_, " has not published anything");
         published_ = false;
-        meeting().meet(rank_, {detail::local_operation::release});
+        meeting().meet(rank_, {detail::local_operation::release}, detail::local_reading::ends);
     }
 
     // The communicator of the ranks that pass the same color, in order of (key, rank), with the options of this one;
@@ -160,7 +164,8 @@ private:
     using clock = detail::local_meeting::clock;
 
     local_communicator(std::shared_ptr<detail::local_meeting> meeting, int rank)
-        : meeting_(std::move(meeting)), rank_(rank), size_(meeting_->size()), checks_(meeting_->checks()) {}
+        : meeting_(std::move(meeting)), rank_(rank), size_(meeting_->size()), checks_(meeting_->checks()),
+          pointers_(static_cast<std::size_t>(size_)) {}
 
     detail::local_meeting& meeting() const {
         require(meeting_ != nullptr, "moved", "a local communicator was used after it had been moved from");
@@ -175,6 +180,7 @@ private:
     check_level checks_;
     bool published_ = false;
     std::uint64_t bytes_sent_ = 0;
+    std::vector<const void*> pointers_; // [size] of the current publication
 };
 
 // What N ranks share. May be destroyed before its communicators are; ranks that were not taken by then count as left.

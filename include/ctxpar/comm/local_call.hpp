@@ -152,12 +152,17 @@ inline local_call all_to_all_call(int size, const void* send, std::span<const st
     return text;
 }
 
+// What ranks agree on is a size or another small number, which a reader knows, or a digest.
+[[gnu::cold]] inline std::string agreed_text(std::uint64_t value) {
+    return value >> 32 == 0 ? "value " + std::to_string(value) : "digest " + hex_text(value);
+}
+
 // "all_gather of queries (4096 bytes, bf16)", and the digest where that is what the error is about.
 [[gnu::cold]] inline std::string call_text(const local_call& call, bool with_digest) {
     const std::string digest = with_digest ? ", digest " + hex_text(call.note.digest) : "";
     switch (call.operation) {
     case local_operation::agree:
-        return operation_text(call) + " (digest " + hex_text(call.note.digest) + ")";
+        return operation_text(call) + " (" + agreed_text(call.note.digest) + ")";
     case local_operation::release:
     case local_operation::split:
     case local_operation::wait:

@@ -37,7 +37,7 @@
 
 #include <ctxpar/comm/communicator.hpp>
 #include <ctxpar/comm/local.hpp>
-#include <ctxpar/comm/local_cuda_meeting.hpp>
+#include <ctxpar/comm/local_meeting.hpp>
 
 namespace ctxpar::inline v0_1 {
 
@@ -228,7 +228,7 @@ public:
         meeting().require_alive(rank_, call, clock::now());
         const auto events = std::make_shared<detail::local_cuda_events>();
         settle(events->create(), call);
-        detail::local_cuda_meeting::seat seat = meeting().split(rank_, call);
+        detail::local_meeting::seat seat = meeting().split(rank_, call);
         ++num_meetings_;
         if (seat.meeting == nullptr) return std::nullopt;
         return local_cuda_communicator(std::move(seat.meeting), seat.rank, events);
@@ -242,16 +242,16 @@ public:
 
 private:
     friend class local_cuda_group;
-    using clock = detail::local_cuda_meeting::clock;
+    using clock = detail::local_meeting::clock;
 
-    local_cuda_communicator(std::shared_ptr<detail::local_cuda_meeting> meeting, int rank,
+    local_cuda_communicator(std::shared_ptr<detail::local_meeting> meeting, int rank,
                             std::shared_ptr<const detail::local_cuda_events> events)
         : meeting_(std::move(meeting)), rank_(rank), size_(meeting_->size()), checks_(meeting_->checks()),
           pointers_(static_cast<std::size_t>(size_)) {
         meeting_->keep(rank, std::move(events));
     }
 
-    detail::local_cuda_meeting& meeting() const {
+    detail::local_meeting& meeting() const {
         require(meeting_ != nullptr, "moved", "a local CUDA communicator was used after it had been moved from");
         return *meeting_;
     }
@@ -333,7 +333,6 @@ private:
                 "which no graph repeats; capture the steps of ranks that talk through NCCL (nccl_communicator)");
     }
 
-    // Goes on where `result` is no error.
     void settle(cudaError_t result, const detail::local_call& call) {
         if (result == cudaSuccess) [[likely]]
             return;
@@ -355,7 +354,7 @@ private:
                       call, start);
     }
 
-    std::shared_ptr<detail::local_cuda_meeting> meeting_;
+    std::shared_ptr<detail::local_meeting> meeting_;
     int rank_;
     int size_;
     check_level checks_;
@@ -370,7 +369,7 @@ class local_cuda_group {
 public:
     // config_error "ranks" for size < 1, "timeout" for less than 1 ms.
     explicit local_cuda_group(int size, const local_options& options = {})
-        : meeting_(std::make_shared<detail::local_cuda_meeting>(size, options.timeout, options.checks)) {}
+        : meeting_(std::make_shared<detail::local_meeting>(size, options.timeout, options.checks, kind)) {}
 
     local_cuda_group(const local_cuda_group&) = delete;
     local_cuda_group& operator=(const local_cuda_group&) = delete;
@@ -391,7 +390,8 @@ public:
     }
 
 private:
-    std::shared_ptr<detail::local_cuda_meeting> meeting_;
+    static constexpr detail::local_meeting_kind kind{"local CUDA communicator", "local CUDA group", false};
+    std::shared_ptr<detail::local_meeting> meeting_;
 };
 
 static_assert(communicator<local_cuda_communicator> && peer_communicator<local_cuda_communicator>);

@@ -1,27 +1,30 @@
-// The place where N threads meet: each posts a call, the last to arrive decides for all whether it takes place.
+// The place where the threads of N ranks meet: each posts a call, the last to arrive decides for all whether it takes
+// place, and then every rank may read what the others have posted.
 //
-// A collective is one round, and a round is sealed or it is not:
-//   1. Each rank posts its call under the mutex and waits. The last one compares the calls and seals the round, or
-//      records a failure. A rank whose time is up, or that finds that a peer left or failed, records a failure.
-//      Sealing and failing exclude each other under the mutex, and no round is sealed after a failure. So a round takes
-//      place on every rank or on none.
-//   2. In a sealed round every rank fills its own receive buffer from the peers' send buffers and then waits until all
-//      have done so. Where the round is small the last to arrive fills the buffers of all ranks instead, so that the
-//      others are woken once.
+// A meeting is one round, and a round is sealed or it is not. Each rank posts its call under the mutex and waits. The
+// last one compares the calls and seals the round, or records a failure. A rank whose time is up, or that finds that a
+// peer left or failed, records a failure. Sealing and failing exclude each other under the mutex, and no round is
+// sealed after a failure. So a round takes place on every rank or on none.
 //
-// Why no rank reads memory that its owner has taken back, and why no rank blocks for longer than the timeout:
-//   - Send buffers are read in step 2 only, and all owners stay inside the call until all copying is done. A rank
-//     that throws does so in step 1, in which nobody reads its buffers.
-//   - The wait of step 1 is bounded by the timeout. The wait of step 2 has no bound of its own and needs none: every
-//     rank is inside the call and only copies; it takes no lock, waits for nobody and runs no code of the caller.
-//   - Published memory is read outside of calls. A rank counts as a reader from the sealed publish until the sealed
-//     release; or until it leaves, or finds out in a call that the world is dead: then its pointers are void. A rank
-//     that is about to throw first waits until there are no readers, for at most the timeout.
+// What a rank has posted stays readable until it arrives at the next round but one: by then all ranks have arrived at
+// the next round, so they have done with this one. Posts therefore have two places, and so must have whatever a rank
+// records for its peers to look at, such as events.
+//
+// Memory of peers is read in one of two ways, and never after its owner has taken it back:
+//   - Where ranks work on the host, by a sealed round that also copies: every rank fills its own receive buffer and
+//     stays inside the call until all have done so. That wait has no bound and needs none: every rank is inside the
+//     call and only copies; it takes no lock, waits for nobody and runs no code of the caller. Where the round is small
+//     the last to arrive fills the buffers of all ranks instead, so that the others are woken once.
+//   - Outside of calls, from a round that begins a reading to one that ends it: published memory, and where ranks work
+//     on streams, which never copy inside a round, also that of collectives, which are two rounds. A rank reads until
+//     the round that ends it; or until it leaves, or finds out in a call that all is dead. A rank that is about to
+//     throw first waits until nobody reads, for at most the timeout. Work that was given to streams may still run.
 //
 // The mutex is held for a few comparisons and for the copying of small rounds, so that leaving never blocks.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -40,6 +43,16 @@
 namespace ctxpar::inline v0_1 {
 namespace detail {
 
+// Whether peers' memory may be read outside of calls from this round on, or not any more.
+enum class local_reading : std::uint8_t { unchanged, begins, ends };
+
+// Who meets, for errors, and whether sealed rounds copy.
+struct local_meeting_kind {
+    const char* communicator = "local communicator";
+    const char* group = "local world";
+    bool copies = true;
+};
+
 class local_meeting {
 public:
     using clock = std::chrono::steady_clock;
@@ -56,31 +69,38 @@ public:
     };
 
     // All memory that rounds need, apart from split, is allocated here.
-    local_meeting(int size, std::chrono::milliseconds timeout, check_level checks)
-        : timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))), checks_(checks),
-          calls_(checked_size(size)), ranks_(calls_.size()), pointers_(calls_.size()) {
-        require(timeout.count() >= 1, "timeout", "the timeout of a local communicator is ", timeout.count(),
+    local_meeting(int size, std::chrono::milliseconds timeout, check_level checks, const local_meeting_kind& kind = {})
+        : kind_(kind), timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))),
+          checks_(checks), ranks_(checked_size(size)) {
+        require(timeout.count() >= 1, "timeout", "the timeout of a ", kind.communicator, " is ", timeout.count(),
                 " ms, it must be at least 1 ms");
+        for (std::vector<local_call>& calls : calls_) calls.resize(ranks_.size());
     }
 
     local_meeting(const local_meeting&) = delete;
     local_meeting& operator=(const local_meeting&) = delete;
 
-    int size() const { return static_cast<int>(calls_.size()); }
+    int size() const { return static_cast<int>(ranks_.size()); }
     check_level checks() const { return checks_; }
+    std::chrono::milliseconds timeout() const { return timeout_; }
 
     // Each rank is taken once, by any thread.
     void take(int rank) {
-        require(rank >= 0 && rank < size(), "rank", "rank ", rank, " of a local world of ", size(),
+        require(rank >= 0 && rank < size(), "rank", "rank ", rank, " of a ", kind_.group, " of ", size(),
                 " was asked for, legal are 0..", size() - 1);
         const std::lock_guard lock(mutex_);
-        require(!std::exchange(at(rank).taken, true), "rank", "rank ", rank, " of the local world was taken before");
+        require(!std::exchange(at(rank).taken, true), "rank", "rank ", rank, " of the ", kind_.group,
+                " was taken before");
     }
+
+    // What peers use of a rank, such as its events, lives as long as the meeting. By the rank, before its first round.
+    void keep(int rank, std::shared_ptr<const void> belongings) { at(rank).belongings = std::move(belongings); }
+    const void* belongings(int rank) const { return ranks_[static_cast<std::size_t>(rank)].belongings.get(); }
 
     // The ranks that nobody took never will be.
     void leave_untaken() {
         for (int rank = 0; rank < size(); ++rank) {
-            const std::unique_lock lock(mutex_);
+            const std::lock_guard lock(mutex_);
             if (!std::exchange(at(rank).taken, true)) leave_locked(rank);
         }
     }
@@ -95,8 +115,7 @@ public:
     void fail(int rank, const std::string& reason) {
         const std::lock_guard lock(mutex_);
         at(rank).told = true;
-        if (!failed())
-            record({"peer_error", sentence("rank ", rank, " failed: ", reason), "no failure of a rank", reason, rank});
+        record({"peer_error", sentence("rank ", rank, " failed: ", reason), "no failure of a rank", reason, rank});
     }
 
     bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
@@ -115,8 +134,17 @@ public:
         raise_failure(lock, rank, call, start);
     }
 
-    // The whole collective, on every rank; see the head of this file. Throws comm_error.
-    void meet(int rank, const local_call& call) {
+    // Of `failure`, of which this rank knows, and one that came before it, the first is thrown, here and on all ranks.
+    [[noreturn, gnu::cold]] void die(int rank, local_failure failure, const local_call& call, clock::time_point start) {
+        std::unique_lock lock(mutex_);
+        record(std::move(failure));
+        raise_failure(lock, rank, call, start);
+    }
+
+    // One round, on every rank; returns what each has posted, in rank order, to be read until this rank's next round.
+    // Throws comm_error.
+    std::span<const local_call> meet(int rank, const local_call& call,
+                                     local_reading reading = local_reading::unchanged) {
         const clock::time_point start = clock::now();
         std::unique_lock lock(mutex_);
         if (failed()) raise_failure(lock, rank, call, start);
@@ -124,39 +152,21 @@ public:
         const std::uint64_t round = num_sealed_;
         const bool last = post(rank, call);
         if (last) {
-            seal();
+            seal(reading);
         } else if (!changed_.wait_until(lock, start + timeout_, [&] { return num_sealed_ > round || failed(); })) {
             record(missing_ranks(rank, start));
         }
         if (num_sealed_ == round) raise_failure(lock, rank, call, start);
 
-        if (num_completed_ > round) { // at once where there was little or nothing to copy
-            lock.unlock();
-            if (last) changed_.notify_all();
-            return;
-        }
+        const std::span<const local_call> calls = calls_[round % 2];
+        const bool is_completed = num_completed_ > round; // at once where there was little or nothing to copy
         lock.unlock();
         if (last) changed_.notify_all();
-        copy_to(calls_, static_cast<std::size_t>(rank));
-        lock.lock();
-        if (--num_copying_ > 0) {
-            changed_.wait(lock, [&] { return num_completed_ > round; });
-            return;
-        }
-        ++num_completed_;
-        lock.unlock();
-        changed_.notify_all();
+        if (!is_completed) copy_and_wait(calls, rank, round);
+        return calls;
     }
 
-    // A meeting after which every rank may read what the others posted, until release.
-    std::span<const void* const> publish(int rank, const local_call& call) {
-        const clock::time_point start = clock::now();
-        meet(rank, call);
-        require_alive(rank, call, start); // a peer that has failed since may have taken its memory back
-        return pointers_;
-    }
-
-    // A meeting that gives each rank its place in the group of the ranks of its color.
+    // A round that gives each rank its place in the group of the ranks of its color.
     seat split(int rank, const local_call& call) {
         meet(rank, call);
         return std::move(at(rank).child);
@@ -166,14 +176,15 @@ private:
     struct rank_state {
         bool taken = false;
         bool left = false;
-        bool arrived = false;   // waits in a round that is not sealed
-        bool published = false; // may read its peers' published memory, and they its own
-        bool told = false;      // has thrown the first failure; used by its own thread only
-        seat child;             // from a sealed split until its own thread takes it
+        bool arrived = false; // waits in a round that is not sealed
+        int num_readings = 0; // begun and not ended, of its peers' memory, and theirs of its own
+        bool told = false;    // has thrown the first failure; used by its own thread only
+        seat child;           // from a sealed split until its own thread takes it
+        std::shared_ptr<const void> belongings;
     };
 
-    static std::size_t checked_size(int size) {
-        require(size >= 1, "ranks", "a local world of ", size, " ranks was asked for, it needs at least 1");
+    std::size_t checked_size(int size) const {
+        require(size >= 1, "ranks", "a ", kind_.group, " of ", size, " ranks was asked for, it needs at least 1");
         return static_cast<std::size_t>(size);
     }
 
@@ -187,11 +198,26 @@ private:
         return ranks;
     }
 
+    // The second step of a round that copies much, which no rank leaves before all have done their part.
+    void copy_and_wait(std::span<const local_call> calls, int rank, std::uint64_t round) {
+        copy_to(calls, static_cast<std::size_t>(rank));
+        std::unique_lock lock(mutex_);
+        if (--num_copying_ > 0) {
+            changed_.wait(lock, [&] { return num_completed_ > round; });
+            return;
+        }
+        ++num_completed_;
+        lock.unlock();
+        changed_.notify_all();
+    }
+
     // --- All below with the mutex held -------------------------------------------------------------------------------
+
+    std::vector<local_call>& posted() { return calls_[num_sealed_ % 2]; }
 
     // Returns whether all ranks have arrived.
     bool post(int rank, const local_call& call) {
-        calls_[static_cast<std::size_t>(rank)] = call;
+        posted()[static_cast<std::size_t>(rank)] = call;
         at(rank).arrived = true;
         ++num_arrived_;
         if (num_left_ > 0) record(left_ranks());
@@ -199,43 +225,42 @@ private:
     }
 
     // By the last rank to arrive. What may throw comes before what changes the round.
-    void seal() {
-        if (local_failure failure = find_mismatch(calls_, checks_); !failure.code.empty()) {
+    void seal(local_reading reading) {
+        const std::vector<local_call>& calls = posted();
+        if (local_failure failure = find_mismatch(calls, checks_); !failure.code.empty()) {
             record(std::move(failure));
             return;
         }
-        const local_operation operation = calls_.front().operation;
-        if (operation == local_operation::split) make_groups();
-        for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-            rank_state& state = ranks_[rank];
+        if (calls.front().operation == local_operation::split) make_groups(calls);
+        const int change = reading == local_reading::begins ? 1 : (reading == local_reading::ends ? -1 : 0);
+        for (rank_state& state : ranks_) {
             state.arrived = false;
-            if (operation == local_operation::release) end_publication(state);
-            if (operation != local_operation::publish) continue;
-            pointers_[rank] = calls_[rank].send;
-            state.published = true;
-            ++num_published_;
+            state.num_readings += change;
         }
+        num_readings_ += change * size();
         num_arrived_ = 0;
         ++num_sealed_;
-        if (copied_bytes(calls_) > small_round_bytes) {
+        const std::size_t bytes = kind_.copies ? copied_bytes(calls) : 0;
+        if (bytes > small_round_bytes) {
             num_copying_ = size();
             return;
         }
-        for (std::size_t rank = 0; rank < ranks_.size(); ++rank) copy_to(calls_, rank);
+        for (std::size_t rank = 0; rank < ranks_.size() && bytes > 0; ++rank) copy_to(calls, rank);
         ++num_completed_;
     }
 
     // Groups of the ranks of each color >= 0, ordered by (key, rank).
-    [[gnu::cold]] void make_groups() {
+    [[gnu::cold]] void make_groups(std::span<const local_call> calls) {
         std::vector<std::tuple<int, int, int>> members; // color, key, rank
         for (int rank = 0; rank < size(); ++rank) {
-            const local_call& call = calls_[static_cast<std::size_t>(rank)];
+            const local_call& call = calls[static_cast<std::size_t>(rank)];
             if (call.color >= 0) members.emplace_back(call.color, call.key, rank);
         }
         std::sort(members.begin(), members.end());
         for (std::size_t first = 0, last = 0; first < members.size(); first = last) {
             while (last < members.size() && std::get<0>(members[last]) == std::get<0>(members[first])) ++last;
-            const auto group = std::make_shared<local_meeting>(static_cast<int>(last - first), timeout_, checks_);
+            const auto group =
+                std::make_shared<local_meeting>(static_cast<int>(last - first), timeout_, checks_, kind_);
             for (std::size_t i = first; i < last; ++i) {
                 const int new_rank = static_cast<int>(i - first);
                 group->at(new_rank).taken = true;
@@ -246,28 +271,32 @@ private:
 
     void leave_locked(int rank) {
         rank_state& self = at(rank);
-        const bool awaited = num_arrived_ > 0 || self.published;
+        const bool awaited = num_arrived_ > 0 || self.num_readings > 0;
         self.left = true;
         ++num_left_;
-        end_publication(self);
-        if (awaited && !failed()) record(left_ranks());
+        end_readings(self);
+        if (awaited) record(left_ranks());
     }
 
-    // Returns whether there was one. Ranks that throw may wait for the last one to end.
-    bool end_publication(rank_state& self) {
-        if (!std::exchange(self.published, false)) return false;
-        if (--num_published_ == 0 && failed()) changed_.notify_all();
+    // Returns whether there were any. Ranks that throw may wait for the last one to end.
+    bool end_readings(rank_state& self) {
+        if (self.num_readings == 0) return false;
+        num_readings_ -= std::exchange(self.num_readings, 0);
+        if (num_readings_ == 0 && failed()) changed_.notify_all();
         return true;
     }
 
+    // The first failure is the one that counts.
     void record(local_failure failure) {
+        if (failed()) return;
         failure_ = std::move(failure);
         failed_.store(true, std::memory_order_release);
         changed_.notify_all();
     }
 
     [[gnu::cold]] std::string arrived_text() const {
-        return calls_text(calls_, ranks_that([](const rank_state& state) { return state.arrived; }), false);
+        return calls_text(calls_[num_sealed_ % 2], ranks_that([](const rank_state& state) { return state.arrived; }),
+                          false);
     }
 
     local_failure left_ranks() const {
@@ -292,7 +321,7 @@ private:
     [[noreturn, gnu::cold]] void raise_failure(std::unique_lock<std::mutex>& lock, int rank, const local_call& call,
                                                clock::time_point start) {
         rank_state& self = at(rank);
-        if (end_publication(self)) changed_.wait_until(lock, start + timeout_, [&] { return num_published_ == 0; });
+        if (end_readings(self)) changed_.wait_until(lock, start + timeout_, [&] { return num_readings_ == 0; });
         lock.unlock();
         if (!std::exchange(self.told, true))
             raise_error(failure_.code, rank, operation_text(call), failure_.text, start);
@@ -308,17 +337,17 @@ private:
                          sentence("rank ", rank, " in ", operation, ": ", text)));
     }
 
+    const local_meeting_kind kind_;
     const std::chrono::milliseconds timeout_;
     const check_level checks_;
 
     std::mutex mutex_;
     std::condition_variable changed_; // a round was sealed or completed, the world died, or its last reader ended
-    std::vector<local_call> calls_;   // of the current round; read without the mutex while it is sealed, not completed
+    std::array<std::vector<local_call>, 2> calls_; // of even and odd rounds; read without the mutex once sealed
     std::vector<rank_state> ranks_;
-    std::vector<const void*> pointers_; // of the current publication
     int num_arrived_ = 0;
     int num_copying_ = 0;
-    int num_published_ = 0;
+    int num_readings_ = 0; // of all ranks
     int num_left_ = 0;
     std::uint64_t num_sealed_ = 0;
     std::uint64_t num_completed_ = 0;

@@ -222,10 +222,10 @@ public:
     }
 
     // Throws comm_error "digest" on every rank unless all ranks pass the same value. Gathers the values on `stream` and
-    // waits for it. Does nothing at check_level::off, for one rank, and while the stream is captured.
-    void agree(std::uint64_t digest, const char* what, stream_type stream) {
+    // waits for it. Returns false, having done nothing, at check_level::off, for one rank, and while it is captured.
+    bool agree(std::uint64_t digest, const char* what, stream_type stream) {
         const detail::nccl_call& call = begin({"agree", 0, {what, scalar_type::bytes, digest}, " on "});
-        if (digests_.empty() || is_capturing(stream)) return;
+        if (digests_.empty() || is_capturing(stream)) return false;
         std::uint64_t* const mine = own_->digests + rank_;
         settle(cudaMemcpyAsync(mine, &digest, sizeof digest, cudaMemcpyHostToDevice, stream), call);
         settle(ncclAllGather(mine, own_->digests, 1, ncclUint64, handle_, stream), call);
@@ -237,6 +237,7 @@ public:
         settle(cudaStreamSynchronize(stream), call);
         for (const std::uint64_t each : digests_)
             if (each != digest) fail(detail::digest_failure(what, digests_), last_, clock::now());
+        return true;
     }
 
     // Throws the known failure, each time under its own code, or what NCCL has found since; never blocks.

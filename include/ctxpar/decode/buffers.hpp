@@ -40,6 +40,15 @@ struct pass_buffers {
     attend_scratch scratch;
 };
 
+// How a backend would split the keys of requests; `most`, where it is positive, is the caller's word.
+template <class Backend>
+split_rule split_rule_of(Backend& backend, const split_work& work, std::int64_t most) {
+    split_rule rule;
+    if constexpr (Backend::splits_keys && requires { backend.splits(work); }) rule = backend.splits(work);
+    if (most > 0) rule.most = most;
+    return rule;
+}
+
 // Memory of an attention callable's plan, null where there is none.
 template <class Backend>
 void* carve_callable(carver& memory, const Backend& backend, std::int64_t rows, std::int64_t requests,

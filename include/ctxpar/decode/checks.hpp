@@ -1,4 +1,4 @@
-// What a decoder refuses, and the digest by which ranks find out that they were made differently.
+// What a decoder refuses, and what its ranks must have in common.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/error.hpp>
+#include <ctxpar/decode/agreement.hpp>
 #include <ctxpar/decode/shape.hpp>
 #include <ctxpar/decode/step.hpp>
 #include <ctxpar/layout/kv_view.hpp>
@@ -61,9 +62,10 @@ void check_widths(const Policy& policy, const decode_shape& shape, const mesh& r
     require(!Policy::attention_type::values_in_keys || value_width <= query_width, "width",
             "the values of the attention policy are ", value_width, " elements of key rows of ", query_width);
     require(ranks.knows_q_heads(), "q_heads", "a decode shape needs the model's number of query heads; it has 0");
-    require(product_fits({shape.max_rows, ranks.gathered_heads(), query_width, shape.max_splits}), "size",
-            "a decode shape of ", shape.max_rows, " rows of ", ranks.gathered_heads(), " heads of ", query_width,
-            " elements and ", shape.max_splits, " splits does not fit; their product must be below 2^56");
+    const std::int64_t splits = shape.max_splits > 0 ? shape.max_splits : 1; // the backend's own choice is bounded
+    require(product_fits({shape.max_rows, ranks.gathered_heads(), query_width, splits}), "size", "a decode shape of ",
+            shape.max_rows, " rows of ", ranks.gathered_heads(), " heads of ", query_width, " elements and ", splits,
+            " splits does not fit; their product must be below 2^56");
     require(ranks.sizes().dcp <= max_merge_parts, "dcp", "the topology shares the KV over ", ranks.sizes().dcp,
             " ranks; a merge takes at most ", max_merge_parts);
     require(shape.output == scalar_type::bytes || shape.output == scalar_type::f32 ||
@@ -94,23 +96,28 @@ inline std::uint64_t digest_of(const collective_schedule& schedule) {
     return sum.value();
 }
 
-// Of everything that must be the same on every rank of a group.
+// Everything that must be the same on every rank of a group.
 template <class Policy>
-std::uint64_t decoder_digest(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
+agreed_facts decoder_facts(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
     using attention = typename Policy::attention_type;
-    digest sum;
-    for (const char letter : std::string_view(policy.merging.name())) sum.add(static_cast<unsigned char>(letter));
-    sum.add(static_cast<std::uint64_t>(attention::kind)).add(static_cast<std::uint64_t>(Policy::partials));
-    sum.add(static_cast<std::uint64_t>(scalar_type_of<typename attention::element>));
-    sum.add(static_cast<std::uint64_t>(scalar_type_of<typename attention::kv_element>));
-    sum.add_signed(policy.attention.query_width()).add_signed(policy.attention.value_width());
-    sum.add_signed(policy.interleaving.size());
     const topology& sizes = ranks.sizes();
-    for (const std::int64_t size : {sizes.tp, sizes.pcp, sizes.dcp, shape.q_heads, shape.kv_heads, shape.longest})
-        sum.add_signed(size);
-    sum.add(static_cast<std::uint64_t>(shape.placement)).add(static_cast<std::uint64_t>(shape.output));
-    sum.add(shape.replicated_q ? 1U : 0U).add(shape.merged_lse ? 1U : 0U);
-    return sum.value() | 1U;
+    agreed_facts facts;
+    facts.add_word(policy.merging.name());
+    facts.add_word(attention::kind == attention_kind::gqa ? "grouped-query attention" : "multi-head latent attention");
+    facts.add_word(queries_of(scalar_type_of<typename attention::element>));
+    facts.add_word(cache_of(scalar_type_of<typename attention::kv_element>));
+    facts.add_word(Policy::partials == partial::fp32 ? "partial::fp32" : "partial::output");
+    facts.add_signed("the query width", policy.attention.query_width());
+    facts.add_signed("the value width", policy.attention.value_width());
+    facts.add_signed("the interleave size", policy.interleaving.size());
+    facts.add_signed("the tp size", sizes.tp).add_signed("the pcp size", sizes.pcp);
+    facts.add_signed("the dcp size", sizes.dcp);
+    facts.add_signed("q_heads", shape.q_heads).add_signed("kv_heads", shape.kv_heads);
+    facts.add_signed("longest", shape.longest);
+    facts.add("the placement of outputs", static_cast<std::uint64_t>(shape.placement));
+    facts.add("the type of outputs", static_cast<std::uint64_t>(shape.output));
+    facts.add("replicated_q", shape.replicated_q ? 1U : 0U).add("merged_lse", shape.merged_lse ? 1U : 0U);
+    return facts;
 }
 
 inline void check_step(const decode_step& step, std::uint64_t decoder) {

@@ -27,7 +27,7 @@ struct decode_shape {
     bool replicated_q = false;                                // every rank projects all Hg heads: no gather
     bool merged_lse = false;                                  // decode also returns the merged LSE
     scalar_type output = scalar_type::bytes;                  // f32 or the policy's element; bytes: the latter
-    std::int64_t max_splits = 8;                              // ways in which one request's keys are split at most
+    std::int64_t max_splits = -1; // ways in which one request's keys are split at most; -1: as the backend finds best
 };
 
 // The communicators of one rank. Null is a group of one. Their members and order are those of mesh::groups_of().
@@ -84,7 +84,8 @@ inline void check_decode_shape(const decode_shape& shape) {
     check_at_least("max_rows", shape.max_rows, 1);
     check_at_least("longest", shape.longest, 1);
     check_at_least("pool_blocks", shape.pool_blocks, -1);
-    check_at_least("max_splits", shape.max_splits, 1);
+    require(shape.max_splits >= 1 || shape.max_splits == -1, "size", "a decode shape has max_splits ", shape.max_splits,
+            "; it must be at least 1, or -1 for what the backend finds best");
     check_at_least("rank", shape.rank, -1);
 }
 

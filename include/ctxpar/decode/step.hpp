@@ -74,6 +74,48 @@ inline void check_tree(const decode_batch& batch, std::int64_t request, std::int
     }
 }
 
+// The largest of some block ids, -1 for none; where one is negative, one that is too large.
+template <class Id>
+std::int64_t largest_id(const Id* ids, std::int64_t count) {
+    std::int64_t largest = -1;
+    bool negative = false;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const auto id = static_cast<std::int64_t>(ids[i]);
+        negative = negative || id < 0;
+        largest = id > largest ? id : largest;
+    }
+    return negative ? largest_index : largest;
+}
+inline std::int64_t largest_id(const block_table& table, std::int64_t request, std::int64_t first, std::int64_t count) {
+    if (table.blocks.data == nullptr) { // one after another
+        const std::int64_t id = table.id(request, first);
+        return id < 0 ? largest_index : id + count - 1;
+    }
+    const std::int64_t at =
+        table.row_offsets.data != nullptr ? table.row_offsets.at(request) : request * table.row_stride;
+    switch (table.blocks.type) {
+    case index_type::i32:
+        return largest_id(static_cast<const std::int32_t*>(table.blocks.data) + at + first, count);
+    case index_type::u32:
+        return largest_id(static_cast<const std::uint32_t*>(table.blocks.data) + at + first, count);
+    case index_type::i64:
+        break;
+    }
+    return largest_id(static_cast<const std::int64_t*>(table.blocks.data) + at + first, count);
+}
+
+// Blocks [first, end) of a request must be in the pool; a long context has many. Returns one past their largest slot.
+inline std::int64_t check_block_ids(const block_table& table, const decode_shape& shape, std::int64_t request,
+                                    std::int64_t first, std::int64_t end) {
+    if (first >= end) return 0;
+    const std::int64_t largest = largest_id(table, request, first, end - first);
+    const std::int64_t slots_fit = (largest_index - (table.block_size - 1)) / table.block_size;
+    if (largest > slots_fit ||
+        (shape.pool_blocks >= 0 && largest >= shape.pool_blocks)) // some block is wrong: say which
+        for (std::int64_t block = first; block < end; ++block) check_block_id(table, request, block, shape.pool_blocks);
+    return (largest + 1) * table.block_size;
+}
+
 // The blocks that request's rows read or write on this rank must exist. Returns one past the largest slot in them.
 inline std::int64_t check_blocks(const decode_batch& batch, const decode_shape& shape, const shard& part,
                                  std::int64_t request, std::int64_t length, std::int64_t rows) {
@@ -88,14 +130,10 @@ inline std::int64_t check_blocks(const decode_batch& batch, const decode_shape& 
     const visible_keys last = localise(causal_row(length, rows, rows - 1, batch.mask), part);
     const std::int64_t first_new = part.local_len(length > rows ? length - rows : 0);
     const std::int64_t from = std::min(first.lo, first_new);
-    std::int64_t slots = 0;
-    for (std::int64_t block = 0; block < needed; ++block) {
-        const bool unread = (block + 1) * table.block_size <= from || from >= held;
-        if (block * table.block_size >= last.prefix && unread) continue;
-        check_block_id(table, request, block, shape.pool_blocks);
-        slots = std::max(slots, (table.id(request, block) + 1) * table.block_size);
-    }
-    return slots;
+    const std::int64_t ahead = std::min(needed, blocks_for(last.prefix, table.block_size)); // blocks of the prefix
+    const std::int64_t behind = from < held ? std::max(ahead, from / table.block_size) : needed;
+    return std::max(check_block_ids(table, shape, request, 0, ahead),
+                    check_block_ids(table, shape, request, behind, needed));
 }
 
 // What a host-length plan knows of a batch.

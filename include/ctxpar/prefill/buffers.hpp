@@ -28,6 +28,7 @@ struct prefill_limits {
     std::int64_t query_width = 1;
     std::int64_t value_width = 1;
     std::int64_t output_bytes = 2;
+    bool overlaps = false; // pieces are brought on a stream of their own
 
     bool keys_travel() const { return keys_may_travel(shape); }
     bool queries_travel() const { return queries_may_travel(shape); }
@@ -41,6 +42,14 @@ struct prefill_limits {
     std::int64_t piece_rows() const { return std::max(gather.workspace_rows(), new_rows()); }
 };
 
+// Where a piece of keys is on its way, and while it is attended.
+template <class Policy>
+struct piece_buffers {
+    piece_arrays arrays;
+    typename Policy::attention_type::kv_element* chunk = nullptr; // packed rows of a gathered chunk
+    typename Policy::element* latent = nullptr;                   // the same dequantised, for up-projection
+};
+
 // What rows work in to which the keys of other ranks are brought. P is the type in which attention writes.
 template <class Policy, class Backend>
 struct key_buffers {
@@ -50,10 +59,8 @@ struct key_buffers {
     // An attention callable may only write what it writes in decode; the library's own writes fp32.
     using piece_element = std::conditional_t<brings_attention<Backend>, typename Policy::partial_element, float>;
 
-    piece_arrays arrays;
-    kv_element* chunk = nullptr; // packed rows of a gathered chunk
-    element* latent = nullptr;   // the same dequantised, for up-projection
-    element* keys = nullptr;     // [piece rows][Hl][width] up-projected
+    piece_buffers<Policy> pieces[2]; // the same twice where pieces follow one another on one stream
+    element* keys = nullptr;         // [piece rows][Hl][width] up-projected
     element* values = nullptr;
     float* sum = nullptr;                 // [rows][Hl][dv] of the pieces so far
     growing_lse<base>* sum_lse = nullptr; // [rows][Hl]
@@ -114,6 +121,31 @@ inline prefill_arrays carve_prefill_arrays(carver& memory, const prefill_limits&
     return arrays;
 }
 
+template <class Policy>
+piece_buffers<Policy> carve_piece(carver& memory, const prefill_limits& limits) {
+    using element = typename Policy::element;
+    using kv_element = typename Policy::attention_type::kv_element;
+    const bool used = limits.keys_travel();
+    const std::int64_t requests = used ? limits.shape.max_requests : 0;
+    const std::int64_t pieces = used ? limits.piece_rows() : 0;
+    const std::int64_t gathered = used ? limits.gather.workspace_rows() : 0;
+    const std::int64_t projected = limits.shape.projects() ? gathered : 0;
+    const auto kv_bytes = static_cast<std::int64_t>(sizeof(kv_element));
+    const auto element_bytes = static_cast<std::int64_t>(sizeof(element));
+    packed_row plain = limits.row;
+    plain.token_scales = false;
+
+    piece_buffers<Policy> all;
+    all.arrays.rows = carve_rows(memory, used ? limits.shape.max_rows : 0, 2 * requests + 1, requests, 1);
+    all.arrays.starts = memory.take<std::int64_t>(requests);
+    all.arrays.page_offsets = memory.take<std::int64_t>(requests + 1);
+    all.arrays.pages = memory.take<std::int64_t>(pieces);
+    all.arrays.slots = memory.take<std::int64_t>(pieces);
+    all.chunk = memory.take<kv_element>(gathered * limits.row.bytes(kv_bytes) / kv_bytes);
+    all.latent = memory.take<element>(projected * plain.bytes(element_bytes) / element_bytes);
+    return all;
+}
+
 template <class Policy, class Backend>
 key_buffers<Policy, Backend> carve_keys(carver& memory, const Backend& backend, const prefill_limits& limits) {
     using buffers = key_buffers<Policy, Backend>;
@@ -122,22 +154,11 @@ key_buffers<Policy, Backend> carve_keys(carver& memory, const Backend& backend, 
     const bool used = limits.keys_travel();
     const std::int64_t rows = used ? shape.max_rows : 0;
     const std::int64_t requests = used ? shape.max_requests : 0;
-    const std::int64_t pieces = used ? limits.piece_rows() : 0;
-    const std::int64_t gathered = used ? limits.gather.workspace_rows() : 0;
-    const std::int64_t projected = shape.projects() ? gathered : 0;
-    const auto kv_bytes = static_cast<std::int64_t>(sizeof(typename buffers::kv_element));
-    const auto element_bytes = static_cast<std::int64_t>(sizeof(typename buffers::element));
-    packed_row plain = limits.row;
-    plain.token_scales = false;
+    const std::int64_t projected = used && shape.projects() ? limits.gather.workspace_rows() : 0;
 
     buffers all;
-    all.arrays.rows = carve_rows(memory, rows, 2 * requests + 1, requests, 1);
-    all.arrays.starts = memory.take<std::int64_t>(requests);
-    all.arrays.page_offsets = memory.take<std::int64_t>(requests + 1);
-    all.arrays.pages = memory.take<std::int64_t>(pieces);
-    all.arrays.slots = memory.take<std::int64_t>(pieces);
-    all.chunk = memory.take<typename buffers::kv_element>(gathered * limits.row.bytes(kv_bytes) / kv_bytes);
-    all.latent = memory.take<typename buffers::element>(projected * plain.bytes(element_bytes) / element_bytes);
+    all.pieces[0] = carve_piece<Policy>(memory, limits);
+    all.pieces[1] = limits.overlaps ? carve_piece<Policy>(memory, limits) : all.pieces[0];
     all.keys = memory.take<typename buffers::element>(projected * limits.heads * shape.projected_query_width);
     all.values = memory.take<typename buffers::element>(projected * limits.heads * shape.projected_value_width);
 

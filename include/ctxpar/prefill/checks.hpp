@@ -115,15 +115,20 @@ prefill_law law_of(const Policy& policy, const prefill_limits& limits, const mes
     return law;
 }
 
+// Everything that must be the same on every rank.
 template <class Policy>
-std::uint64_t prefiller_digest(const Policy& policy, const prefill_shape& shape, const mesh& ranks) {
-    digest sum;
-    sum.add(decoder_digest(policy, decode_part(shape), ranks)).add(0x70726566696c6cULL);
-    sum.add(static_cast<std::uint64_t>(shape.split)).add(static_cast<std::uint64_t>(shape.kv_scales));
-    sum.add(static_cast<std::uint64_t>(shape.prefill_rows)).add(static_cast<std::uint64_t>(shape.decode_rows));
-    sum.add_signed(shape.context_rows).add_signed(shape.max_requests).add_signed(shape.hidden_bytes);
-    sum.add_signed(shape.projected_query_width).add_signed(shape.projected_value_width);
-    return sum.value() | 1U;
+agreed_facts prefiller_facts(const Policy& policy, const prefill_shape& shape, const mesh& ranks) {
+    agreed_facts facts = decoder_facts(policy, decode_part(shape), ranks);
+    facts.add_word("prefill");
+    facts.add("the split of rows", static_cast<std::uint64_t>(shape.split));
+    facts.add("the scales of the cache", static_cast<std::uint64_t>(shape.kv_scales));
+    facts.add("the path of prefill rows", static_cast<std::uint64_t>(shape.prefill_rows));
+    facts.add("the path of decode rows", static_cast<std::uint64_t>(shape.decode_rows));
+    facts.add_signed("context_rows", shape.context_rows).add_signed("max_requests", shape.max_requests);
+    facts.add_signed("hidden_bytes", shape.hidden_bytes);
+    facts.add_signed("projected_query_width", shape.projected_query_width);
+    facts.add_signed("projected_value_width", shape.projected_value_width);
+    return facts;
 }
 
 // Bytes that a rank adds to the gather of new keys, of which it is one call.

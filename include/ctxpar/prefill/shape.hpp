@@ -36,7 +36,7 @@ struct prefill_shape {
     std::int64_t projected_value_width = 0;
     bool merged_lse = false;                 // attend also returns the LSE
     scalar_type output = scalar_type::bytes; // f32 or the policy's element; bytes: the latter
-    std::int64_t max_splits = 8;             // of the keys of one decode row
+    std::int64_t max_splits = -1;            // of the keys of one decode row; -1: as the backend finds best
     std::int64_t hidden_bytes = 0;           // of one row that restore() puts in order; 0: it is not used over ranks
 
     constexpr std::int64_t decode_rows_limit() const {
@@ -76,7 +76,8 @@ inline void check_prefill_shape(const prefill_shape& shape, bool latent) {
     check_prefill_at_least("longest", shape.longest, 1);
     check_prefill_at_least("pool_blocks", shape.pool_blocks, -1);
     check_prefill_at_least("context_rows", shape.context_rows, 0);
-    check_prefill_at_least("max_splits", shape.max_splits, 1);
+    require(shape.max_splits >= 1 || shape.max_splits == -1, "size", "a prefill shape has max_splits ",
+            shape.max_splits, "; it must be at least 1, or -1 for what the backend finds best");
     check_prefill_at_least("rank", shape.rank, -1);
     check_prefill_at_least("hidden_bytes", shape.hidden_bytes, 0);
     require(shape.decode_rows_limit() <= shape.max_rows, "size", "a prefill shape has max_decode_rows ",

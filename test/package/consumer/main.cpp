@@ -10,6 +10,9 @@
 #ifdef CONSUMER_USES_nccl
 #include <ctxpar/comm/nccl.hpp>
 #endif
+#ifdef CONSUMER_USES_mpi
+#include <ctxpar/comm/mpi.hpp>
+#endif
 
 namespace {
 
@@ -24,6 +27,12 @@ bool components_answer() {
     int version = 0;
     if (ncclGetVersion(&version) != ncclSuccess) return false;
     std::printf("component nccl: NCCL %d, communicators of %zu bytes\n", version, sizeof(ctxpar::nccl_communicator));
+#endif
+#ifdef CONSUMER_USES_mpi
+    int standard = 0, of_standard = 0;
+    if (MPI_Get_version(&standard, &of_standard) != MPI_SUCCESS) return false;
+    std::printf("component mpi: MPI %d.%d, communicators of %zu bytes\n", standard, of_standard,
+                sizeof(ctxpar::mpi_communicator));
 #endif
     return true;
 }

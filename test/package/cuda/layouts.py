@@ -46,7 +46,8 @@ TYPES = {
 }
 TYPES_OF_NVCC = {
     "backend/cuda/combine.cuh": ["cuda::part_list", "cuda::parts_on_device<float, lse_base::natural>"],
-    "backend/cuda/attend_tiles.cuh": ["cuda::tile_args<bf16, fp8_e4m3>"],
+    "backend/cuda/attend_output.cuh": ["cuda::attend_call<bf16, fp8_e4m3>"],
+    "backend/cuda/attend_splits.cuh": ["cuda::splits_call<bf16>"],
     "backend/cuda/move.cuh": ["cuda::move_args"],
     "backend/cuda/intrinsics.cuh": ["cuda::chunk16"],
 }

@@ -2,14 +2,18 @@
 // types, any mask and any page layout. A warp takes one (row, head) and one split of its keys: lanes share the dot
 // product of a key, every lane keeps the softmax, and each has its columns of the output.
 //
-// Sums have three levels, as on the CPU: a key, a cell of 1,024 keys, the split; P stays fp32.
+// Sums have three levels, as on the CPU: a key, a cell of 1,024 keys, the split; P stays fp32. Where all rows of all
+// inputs allow it they are read in pieces of 16 bytes. The order of sums depends on that, so it is one choice for a
+// launch and not for a row: the bits of a request do not depend on its place among others.
 #pragma once
 
 #include <cstdint>
 
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cuda/attend_output.cuh>
 #include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/backend/cuda/pieces.cuh>
 
 namespace ctxpar::inline v0_1::cuda {
 
@@ -23,6 +27,19 @@ CTXPAR_DEVICE float sum_of_lanes(float value) {
     return value;
 }
 
+// Which columns of the output a lane has: runs of `piece` elements.
+template <int Columns, int Piece>
+struct lane_columns {
+    static constexpr int count = Columns > Piece ? Columns : Piece;
+    bool wide; // runs of Piece, else of one
+
+    CTXPAR_DEVICE std::int64_t operator[](int c) const {
+        const auto lane = static_cast<std::int64_t>(lane_index());
+        return wide ? (c / Piece * std::int64_t{warp_size} + lane) * Piece + c % Piece
+                    : c * std::int64_t{warp_size} + lane;
+    }
+};
+
 // The state of one (row, head): a softmax and this lane's columns of the weighted values.
 template <int Columns>
 struct lane_state {
@@ -35,94 +52,125 @@ struct lane_state {
     }
 };
 
-// What one warp works on.
-struct warp_item {
-    const segment* run;
+// One warp at work on one (row, head) and split.
+template <int Columns, class Q, class Kv>
+struct plain_attention {
+    static constexpr int piece = 16 / static_cast<int>(sizeof(Kv));
+    using columns = lane_columns<Columns, piece>;
+    using state = lane_state<columns::count>;
+
+    const attend_call<Q, Kv>& call;
+    const segment& run;
+    columns at;
     std::int64_t row;
     std::int64_t head;
     std::int64_t split;
+
+    CTXPAR_DEVICE float score(std::int64_t kv_head, std::int64_t page, std::int64_t token) const {
+        const auto& args = call.attend;
+        const Q* const query = args.q.at(row, head);
+        const Kv* const key = args.cache.k.at(page, token, kv_head);
+        float product = 0.0F;
+        if (at.wide) {
+            for (std::int64_t d = std::int64_t{lane_index()} * piece; d < args.q.width; d += warp_size * piece) {
+                const auto q = read_piece<piece>(query + d);
+                const auto k = read_piece<piece>(key + d);
+                CTXPAR_UNROLL_ALL
+                for (int x = 0; x < piece; ++x) product += q.at[x] * k.at[x];
+            }
+        } else {
+            for (std::int64_t d = lane_index(); d < args.q.width; d += warp_size)
+                product += static_cast<float>(query[d]) * static_cast<float>(key[d]);
+        }
+        const float scaled = sum_of_lanes(product) * (args.score.scale * args.cache.k_scale.at(page, token, kv_head));
+        const float cap = args.score.soft_cap;
+        return cap > 0.0F ? cap * tanhf(scaled / cap) : scaled;
+    }
+
+    // sums = sums * factor + weight * value
+    CTXPAR_DEVICE void add_value(state& cell, float factor, float weight, const Kv* value) const {
+        const std::int64_t width = call.attend.out.width;
+        if (at.wide) {
+            CTXPAR_UNROLL_ALL
+            for (int c = 0; c < columns::count; c += piece) {
+                if (at[c] >= width) continue;
+                const auto more = read_piece<piece>(value + at[c]);
+                CTXPAR_UNROLL_ALL
+                for (int x = 0; x < piece; ++x) cell.sums[c + x] = cell.sums[c + x] * factor + weight * more.at[x];
+            }
+        } else {
+            CTXPAR_UNROLL_ALL
+            for (int c = 0; c < Columns; ++c) {
+                if (at[c] < width) cell.sums[c] = cell.sums[c] * factor + weight * static_cast<float>(value[at[c]]);
+            }
+        }
+    }
+
+    // All keys [begin, end) that the row sees.
+    CTXPAR_DEVICE state attend_keys(std::int64_t begin, std::int64_t end) const {
+        const auto& args = call.attend;
+        const visible_keys seen = args.plan.arrays.rows[row];
+        const std::int64_t kv_head = head / (args.q.heads / args.cache.kv_heads);
+        const kv_scale& value_scale = values_in_keys(args.cache) ? args.cache.k_scale : args.cache.v_scale;
+        state total;
+        state cell;
+        CTXPAR_ROLLED
+        for (std::int64_t key = begin; key < end; ++key) {
+            if (key % split_grain == 0) {
+                total.merge(cell);
+                cell = {};
+            }
+            if (!seen.sees(key)) continue;
+            const std::int64_t slot = args.plan.table.slot(run.request, key);
+            const std::int64_t page = args.cache.page_of(slot);
+            const std::int64_t token = args.cache.token_of(slot);
+            const float of_key = score(kv_head, page, token);
+            const float factor = cell.softmax.raise(of_key);
+            const float weight = cell.softmax.add(of_key) * value_scale.at(page, token, kv_head);
+            add_value(cell, factor, weight, args.cache.v.at(page, token, kv_head));
+        }
+        total.merge(cell);
+        return total;
+    }
+
+    CTXPAR_DEVICE void write(const state& result) const {
+        const auto& args = call.attend;
+        const natural_lse lse_value = result.softmax.finish();
+        const bool nothing = is_minus_infinity(lse_value.value);
+        const bool is_split = run.splits() > 1;
+        const std::int64_t vector = (split * args.out.rows + row) * args.out.heads + head;
+        const std::int64_t first = is_split ? vector * args.out.width : args.out.offset(row, head);
+        float* const wide = is_split ? args.scratch.split_out : args.out.base;
+        const bool narrow = !is_split && call.narrow_base != nullptr;
+        CTXPAR_UNROLL_ALL
+        for (int c = 0; c < columns::count; ++c) {
+            const std::int64_t d = at[c];
+            if (d >= args.out.width || (!at.wide && c >= Columns)) continue;
+            const float value = nothing ? 0.0F : result.sums[c] / result.softmax.sum;
+            if (narrow) {
+                call.narrow_base[first + d] = static_cast<Q>(value);
+            } else {
+                wide[first + d] = value;
+            }
+        }
+        if (lane_index() == 0) *(is_split ? args.scratch.split_lse + vector : args.lse_out.at(row, head)) = lse_value;
+    }
+
+    CTXPAR_DEVICE void attend() const {
+        const std::int64_t first = (run.first_split + split) * run.split_tokens;
+        const visible_keys seen = call.attend.plan.arrays.rows[row];
+        const std::int64_t from = seen.prefix > 0 ? 0 : seen.lo;
+        const std::int64_t begin = from > first ? from : first;
+        const std::int64_t end = seen.hi < first + run.split_tokens ? seen.hi : first + run.split_tokens;
+        write(attend_keys(begin, end));
+    }
 };
 
-template <class Args>
-CTXPAR_DEVICE float score_of_key(const Args& args, const warp_item& item, std::int64_t kv_head, std::int64_t page,
-                                 std::int64_t token) {
-    const auto* const query = args.q.at(item.row, item.head);
-    const auto* const key = args.cache.k.at(page, token, kv_head);
-    float product = 0.0F;
-    for (std::int64_t d = lane_index(); d < args.q.width; d += warp_size)
-        product += static_cast<float>(query[d]) * static_cast<float>(key[d]);
-    const float score = sum_of_lanes(product) * (args.score.scale * args.cache.k_scale.at(page, token, kv_head));
-    const float cap = args.score.soft_cap;
-    return cap > 0.0F ? cap * tanhf(score / cap) : score;
-}
-
-// All keys [begin, end) that the row sees.
-template <int Columns, class Args>
-CTXPAR_DEVICE lane_state<Columns> attend_keys(const Args& args, const warp_item& item, std::int64_t begin,
-                                              std::int64_t end) {
-    const visible_keys seen = args.plan.arrays.rows[item.row];
-    const std::int64_t kv_head = item.head / (args.q.heads / args.cache.kv_heads);
-    const bool shared = values_in_keys(args.cache);
-    lane_state<Columns> total;
-    lane_state<Columns> cell;
-    for (std::int64_t key = begin; key < end; ++key) {
-        if (key % split_grain == 0) {
-            total.merge(cell);
-            cell = {};
-        }
-        if (!seen.sees(key)) continue;
-        const std::int64_t slot = args.plan.table.slot(item.run->request, key);
-        const std::int64_t page = args.cache.page_of(slot);
-        const std::int64_t token = args.cache.token_of(slot);
-        const float score = score_of_key(args, item, kv_head, page, token);
-        const float factor = cell.softmax.raise(score);
-        const float value_scale = (shared ? args.cache.k_scale : args.cache.v_scale).at(page, token, kv_head);
-        const float weight = cell.softmax.add(score) * value_scale;
-        const auto* const value = args.cache.v.at(page, token, kv_head);
-        for (int c = 0; c < Columns; ++c) {
-            const std::int64_t d = c * static_cast<std::int64_t>(warp_size) + lane_index();
-            if (d < args.out.width) cell.sums[c] = cell.sums[c] * factor + weight * static_cast<float>(value[d]);
-        }
-    }
-    total.merge(cell);
-    return total;
-}
-
-template <int Columns, class Args>
-CTXPAR_DEVICE void attend_warp(const Args& args, const warp_item& item) {
-    const segment& run = *item.run;
-    const std::int64_t first = (run.first_split + item.split) * run.split_tokens;
-    const visible_keys seen = args.plan.arrays.rows[item.row];
-    const std::int64_t from = seen.prefix > 0 ? 0 : seen.lo;
-    const std::int64_t begin = from > first ? from : first;
-    const std::int64_t end = seen.hi < first + run.split_tokens ? seen.hi : first + run.split_tokens;
-    const lane_state<Columns> state = attend_keys<Columns>(args, item, begin, end);
-    const natural_lse lse_value = state.softmax.finish();
-    const bool nothing = is_minus_infinity(lse_value.value);
-    const bool split = run.splits() > 1;
-    const std::int64_t at = (item.split * args.out.rows + item.row) * args.out.heads + item.head;
-    using element = std::remove_reference_t<decltype(*args.out.base)>;
-    for (int c = 0; c < Columns; ++c) {
-        const std::int64_t d = c * static_cast<std::int64_t>(warp_size) + lane_index();
-        if (d >= args.out.width) continue;
-        const float value = nothing ? 0.0F : state.sums[c] / state.softmax.sum;
-        if (split) {
-            args.scratch.split_out[at * args.out.width + d] = value;
-        } else {
-            args.out.at(item.row, item.head)[d] = static_cast<element>(value);
-        }
-    }
-    if (lane_index() != 0) return;
-    if (split) {
-        args.scratch.split_lse[at] = lse_value;
-    } else {
-        *args.lse_out.at(item.row, item.head) = lse_value;
-    }
-}
-
-// Rows over blocks in x, splits in y; the warps of a block share the heads of a row.
-template <int Columns, class Q, class Kv, class O>
-CTXPAR_KERNEL void attend_plain_kernel(attend_args<Q, Kv, O, lse_base::natural> args) {
+// Rows over blocks in x, splits in y; the warps of a block share the heads of a row. `wide`: rows of queries, keys and
+// values are pieces of 16 bytes, at multiples of 16.
+template <int Columns, class Q, class Kv>
+CTXPAR_KERNEL void attend_plain_kernel(attend_call<Q, Kv> call, bool wide) {
+    const auto& args = call.attend;
     const std::int64_t warps = block_threads() / warp_size;
     for (std::int64_t s = 0; s < args.plan.segments; ++s) {
         const segment& run = args.plan.arrays.segments[s];
@@ -130,7 +178,7 @@ CTXPAR_KERNEL void attend_plain_kernel(attend_args<Q, Kv, O, lse_base::natural> 
         for (std::int64_t r = block_x(); r < run.rows; r += grid_x())
             for (std::int64_t split = block_y(); split < splits; split += grid_y())
                 for (std::int64_t head = thread_index() / warp_size; head < args.q.heads; head += warps)
-                    attend_warp<Columns>(args, {&run, run.first_row + r, head, split});
+                    plain_attention<Columns, Q, Kv>{call, run, {wide}, run.first_row + r, head, split}.attend();
     }
 }
 

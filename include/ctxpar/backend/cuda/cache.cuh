@@ -27,19 +27,6 @@ CTXPAR_DEVICE float largest_of(const E* vector, std::int64_t width, float so_far
     return so_far;
 }
 
-// Bit by bit.
-template <class T>
-CTXPAR_DEVICE void copy_vector(const T* from, std::int64_t width, T* to) {
-    each_piece_of<sizeof(T)>(width, address_bits(from, to), [&](auto size, std::int64_t d) {
-        constexpr int count = decltype(size)::value;
-        if constexpr (count * sizeof(T) == 16) {
-            store_chunk(to + d, read_chunk(from + d));
-        } else {
-            for (int x = 0; x < count; ++x) to[d + x] = from[d + x];
-        }
-    });
-}
-
 template <class E, class Kv>
 CTXPAR_DEVICE void store_vector(const E* from, std::int64_t width, float scale, Kv* to) {
     if constexpr (std::is_same_v<E, Kv>) {
@@ -52,15 +39,21 @@ CTXPAR_DEVICE void store_vector(const E* from, std::int64_t width, float scale, 
     });
 }
 
-// One row, all heads, into one plane; `second`, where it has a width, follows `first` in the same cached row.
+// One row, all heads, into one plane; `second`, of which second_width elements are taken, follows `first` in the same
+// cached row. Loops are not unrolled: the code for a vector is long.
 template <class E, class Kv>
-CTXPAR_DEVICE void append_plane(const head_view<const E>& first, const head_view<const E>& second, std::int64_t row,
-                                const kv_view<Kv>& cache, const kv_plane<Kv>& plane, const kv_scale& scale,
-                                std::int64_t slot) {
+CTXPAR_DEVICE void append_plane(const head_view<const E>& first, const head_view<const E>& second,
+                                std::int64_t second_width, std::int64_t row, const kv_view<Kv>& cache,
+                                const kv_plane<Kv>& plane, const kv_scale& scale, std::int64_t slot) {
     const std::int64_t page = cache.page_of(slot);
     const std::int64_t token = cache.token_of(slot);
     const bool own_scale = scale.kind == scale_kind::token && scale.data != nullptr;
     const bool shared = scale.head_stride == 0;
+    const int parts = second_width > 0 ? 2 : 1;
+    const auto vector = [&](std::int64_t head, int part) {
+        return part == 0 ? first.at(row, head) : second.at(row, head);
+    };
+    const auto width = [&](int part) { return part == 0 ? first.width : second_width; };
     float factor = 1.0F;
     for (std::int64_t head = 0; head < cache.kv_heads; ++head) {
         if (!own_scale) {
@@ -68,15 +61,18 @@ CTXPAR_DEVICE void append_plane(const head_view<const E>& first, const head_view
         } else if (head == 0 || !shared) {
             float largest = 0.0F;
             for (std::int64_t h = head; h < (shared ? cache.kv_heads : head + 1); ++h) {
-                largest = largest_of(first.at(row, h), first.width, largest);
-                if (second.width > 0) largest = largest_of(second.at(row, h), second.width, largest);
+                CTXPAR_ROLLED
+                for (int part = 0; part < parts; ++part) largest = largest_of(vector(h, part), width(part), largest);
             }
             factor = fitting_scale<Kv>(largest);
             if (lane_index() == 0) scale.data[scale.offset(page, token, head)] = factor;
         }
-        Kv* const to = plane.at(page, token, head);
-        store_vector(first.at(row, head), first.width, factor, to);
-        if (second.width > 0) store_vector(second.at(row, head), second.width, factor, to + first.width);
+        Kv* to = plane.at(page, token, head);
+        CTXPAR_ROLLED
+        for (int part = 0; part < parts; ++part) {
+            store_vector(vector(head, part), width(part), factor, to);
+            to += width(part);
+        }
     }
 }
 
@@ -87,13 +83,10 @@ CTXPAR_KERNEL void append_kernel(append_args<E, Kv> args) {
          row += grid_x() * warps) {
         const std::int64_t slot = args.slots.at(row);
         if (slot < 0) continue;
-        const head_view<const E> none;
-        if (args.values_in_keys) {
-            append_plane(args.k, args.v, row, args.cache, args.cache.k, args.cache.k_scale, slot);
-        } else {
-            append_plane(args.k, none, row, args.cache, args.cache.k, args.cache.k_scale, slot);
-            append_plane(args.v, none, row, args.cache, args.cache.v, args.cache.v_scale, slot);
-        }
+        append_plane(args.k, args.v, args.values_in_keys ? args.v.width : 0, row, args.cache, args.cache.k,
+                     args.cache.k_scale, slot);
+        if (!args.values_in_keys)
+            append_plane(args.v, args.v, 0, row, args.cache, args.cache.v, args.cache.v_scale, slot);
     }
 }
 

@@ -77,7 +77,7 @@ CTXPAR_KERNEL void merge_kernel(parts_on_device<P, Base> parts, head_view<Out> o
         Out* const to = out.at(row, head);
         std::uintptr_t bits = address_bits(to);
         for (std::int64_t i = 0; i < parts.count; ++i) bits |= address_bits(parts.vector(i, row, head));
-        each_piece_of<sizeof(P)>(out.width, bits, [&](auto size, std::int64_t d) {
+        each_piece_of<sizeof(P), sizeof(Out)>(out.width, bits, [&](auto size, std::int64_t d) {
             constexpr int count = decltype(size)::value;
             piece_of_floats<count> sum;
             for (float& x : sum.at) x = weights.broken() ? float_nan : 0.0F;
@@ -130,7 +130,7 @@ CTXPAR_KERNEL void sum_parts_kernel(part_list parts, std::int64_t count, head_vi
         Out* const to = out.at(row, head);
         std::uintptr_t bits = address_bits(to);
         for (std::int64_t i = 0; i < count; ++i) bits |= address_bits(static_cast<const P*>(parts.at[i]) + offset);
-        each_piece_of<sizeof(P)>(out.width, bits, [&](auto size, std::int64_t d) {
+        each_piece_of<sizeof(P), sizeof(Out)>(out.width, bits, [&](auto size, std::int64_t d) {
             constexpr int elements = decltype(size)::value;
             piece_of_floats<elements> sum = {};
             for (std::int64_t i = 0; i < count; ++i) {
@@ -148,7 +148,7 @@ CTXPAR_KERNEL void pack_kernel(head_view<const P> out, head_view<const lse<Base>
     each_vector(out.rows, out.heads, [&](std::int64_t row, std::int64_t head) {
         const P* const from = out.at(row, head);
         P* const to = packed.at(row, head);
-        for (std::int64_t d = lane_index(); d < out.width; d += warp_size) to[d] = from[d];
+        copy_vector(from, out.width, to);
         if (lane_index() < sizeof(float)) {
             const auto bits = bits_as<std::uint32_t>(lse_in.at(row, head)->value);
             reinterpret_cast<std::uint8_t*>(to + out.width)[lane_index()] =
@@ -163,7 +163,7 @@ CTXPAR_KERNEL void convert_kernel(head_view<const From> from, std::int64_t first
     each_vector(to.rows, to.heads, [&](std::int64_t row, std::int64_t head) {
         const From* const source = from.at(row, first_head + head);
         To* const target = to.at(row, head);
-        each_piece_of<sizeof(From)>(to.width, address_bits(source, target), [&](auto size, std::int64_t d) {
+        each_piece_of<sizeof(From), sizeof(To)>(to.width, address_bits(source, target), [&](auto size, std::int64_t d) {
             write_piece(target + d, read_piece<decltype(size)::value>(source + d));
         });
     });
@@ -207,12 +207,14 @@ CTXPAR_KERNEL void finish_kernel(finish_args<Out, Base, OutBase> args) {
         const bool broken = is_nan_or_plus_infinity(state.high);
         const float* const sum = args.sum.at(row, head);
         Out* const out = args.out.at(row, head);
-        each_piece_of<sizeof(float)>(args.out.width, address_bits(sum, out), [&](auto size, std::int64_t d) {
-            piece_of_floats<decltype(size)::value> piece = {};
-            if (!broken && !nothing) piece = read_piece<decltype(size)::value>(sum + d);
-            for (float& x : piece.at) x = broken ? state.high : factor * x;
-            write_piece(out + d, piece);
-        });
+        each_piece_of<sizeof(float), sizeof(Out)>(args.out.width, address_bits(sum, out),
+                                                  [&](auto size, std::int64_t d) {
+                                                      piece_of_floats<decltype(size)::value> piece = {};
+                                                      if (!broken && !nothing)
+                                                          piece = read_piece<decltype(size)::value>(sum + d);
+                                                      for (float& x : piece.at) x = broken ? state.high : factor * x;
+                                                      write_piece(out + d, piece);
+                                                  });
         if (args.lse_out.base != nullptr && lane_index() == 0)
             *args.lse_out.at(row, head) = lse_cast<OutBase>(state.result());
     });

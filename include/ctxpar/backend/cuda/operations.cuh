@@ -5,12 +5,14 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <type_traits>
 
 #include <ctxpar/backend/cuda.hpp>
+#include <ctxpar/backend/cuda/attend_output.cuh>
 #include <ctxpar/backend/cuda/attend_plain.cuh>
 #include <ctxpar/backend/cuda/attend_splits.cuh>
 #include <ctxpar/backend/cuda/attend_tiles.cuh>
@@ -19,6 +21,7 @@
 #include <ctxpar/backend/cuda/launch.cuh>
 #include <ctxpar/backend/cuda/metadata.cuh>
 #include <ctxpar/backend/cuda/move.cuh>
+#include <ctxpar/backend/cuda/tuning.hpp>
 
 namespace ctxpar::inline v0_1 {
 
@@ -89,18 +92,6 @@ bool rows_are_aligned(const attend_args<Q, Kv, O, lse_base::natural>& args) {
            (values_in_keys(args.cache) || is_aligned(args.cache.v, args.out.width));
 }
 
-// The padded width of tiles for heads of these widths: latent_key_width stands for MLA's. 0 where a width is not known,
-// -1 where there are no tiles.
-inline constexpr int latent_key_width = 576;
-inline constexpr int latent_value_width = 512;
-constexpr int tile_width_of(std::int64_t query, std::int64_t value) {
-    if (query == 0 || value == 0) return 0;
-    const std::int64_t larger = query > value ? query : value;
-    for (const int width : {64, 96, 128, 192, 256})
-        if (larger <= width) return width;
-    return larger <= latent_key_width && value <= latent_value_width ? latent_key_width : -1;
-}
-
 // Calls use(width as a type) for `width`, of which only `Known` is compiled where it is not 0.
 template <int Known, class Use>
 void for_width(int width, const Use& use) {
@@ -143,20 +134,22 @@ void basic_cuda_backend<Kept>::run(const cuda::launch_size& size, stream_type st
 }
 
 template <probabilities Kept>
-[[gnu::used]] void basic_cuda_backend<Kept>::metadata(const metadata_args& args, stream_type stream) {
+void basic_cuda_backend<Kept>::metadata(const metadata_args& args, stream_type stream) {
     const std::size_t shared = cuda::metadata_threads * sizeof(std::int32_t);
     run({1, 1, cuda::metadata_threads, shared}, stream, cuda::metadata_kernel<metadata_args>, args);
 }
 
 template <probabilities Kept>
-[[gnu::used]] void basic_cuda_backend<Kept>::prefill_metadata(const prefill_metadata_args& args, stream_type stream) {
+template <std::same_as<prefill_metadata_args> Args>
+[[gnu::used]] void basic_cuda_backend<Kept>::prefill_metadata(const Args& args, stream_type stream) {
     run({cuda::blocks_for_pieces(args.law.split.pcp), 1, cuda::metadata_threads}, stream,
-        cuda::prefill_metadata_kernel<prefill_metadata_args>, args);
+        cuda::prefill_metadata_kernel<Args>, args);
 }
 
 template <probabilities Kept>
-[[gnu::used]] void basic_cuda_backend<Kept>::piece_metadata(const piece_metadata_args& args, stream_type stream) {
-    run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel<piece_metadata_args>, args);
+template <std::same_as<piece_metadata_args> Args>
+[[gnu::used]] void basic_cuda_backend<Kept>::piece_metadata(const Args& args, stream_type stream) {
+    run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel<Args>, args);
 }
 
 template <probabilities Kept>
@@ -170,6 +163,13 @@ template <probabilities Kept>
 const cuda::device_facts& basic_cuda_backend<Kept>::device() {
     std::call_once(state_->asked, [this] { state_->device = cuda::facts_of_device(); });
     return state_->device;
+}
+
+template <probabilities Kept>
+split_rule basic_cuda_backend<Kept>::splits(const split_work& work) {
+    int current = 0;
+    if (cudaGetDevice(&current) != cudaSuccess) return {}; // the first operation tells
+    return cuda::splits_for(work, device().processors);
 }
 
 template <probabilities Kept>
@@ -205,7 +205,8 @@ basic_cuda_backend<Kept>::attend(const sized_attend_args<Q, Kv, O, lse_base::nat
             args.out.width, [&](auto found) { attend_plain<decltype(found)::value>(args, stream); });
     }
     if (args.scratch.max_splits > 1)
-        run(cuda::vectors(args.plan.rows, args.out.heads), stream, cuda::combine_splits_kernel<Q, Kv, O>, args);
+        run(cuda::vectors(args.plan.rows, args.out.heads), stream, cuda::combine_splits_kernel<Q>,
+            cuda::splits_call_of(cuda::attend_call_of(args)));
 }
 
 template <probabilities Kept>
@@ -240,7 +241,7 @@ bool basic_cuda_backend<Kept>::launch_tiles(const attend_args<Q, Kv, O, lse_base
     const auto kernel = cuda::attend_tiles_kernel<Tiles, Q, Kv>;
     cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                 "cudaFuncSetAttribute");
-    run(size, stream, kernel, cuda::tile_args_of(args), stages);
+    run(size, stream, kernel, cuda::attend_call_of(args), stages);
     return true;
 }
 
@@ -251,7 +252,8 @@ template <int Columns, class Q, class Kv, class O>
     const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(args.q.heads, 1, 8));
     const cuda::launch_size size{cuda::blocks_for_pieces(args.plan.rows),
                                  cuda::blocks_for_pieces(args.scratch.max_splits), warps * cuda::warp_size};
-    run(size, stream, cuda::attend_plain_kernel<Columns, Q, Kv, O>, args);
+    run(size, stream, cuda::attend_plain_kernel<Columns, Q, Kv>, cuda::attend_call_of(args),
+        cuda::rows_are_aligned(args));
 }
 
 template <probabilities Kept>
@@ -382,10 +384,8 @@ template <class From, class To>
 
 // What is no template of its own: for files that only declare the backend.
 template void basic_cuda_backend<probabilities::exact>::metadata(const metadata_args&, stream_type);
-template void basic_cuda_backend<probabilities::exact>::prefill_metadata(const prefill_metadata_args&, stream_type);
-template void basic_cuda_backend<probabilities::exact>::piece_metadata(const piece_metadata_args&, stream_type);
 template void basic_cuda_backend<probabilities::rounded>::metadata(const metadata_args&, stream_type);
-template void basic_cuda_backend<probabilities::rounded>::prefill_metadata(const prefill_metadata_args&, stream_type);
-template void basic_cuda_backend<probabilities::rounded>::piece_metadata(const piece_metadata_args&, stream_type);
+template split_rule basic_cuda_backend<probabilities::exact>::splits(const split_work&);
+template split_rule basic_cuda_backend<probabilities::rounded>::splits(const split_work&);
 
 } // namespace ctxpar::inline v0_1

@@ -1,5 +1,5 @@
-// Vectors of a warp, read and written in pieces as wide as their addresses allow: 16 bytes of the elements that are
-// read, else 4, else one element. What is done to an element does not depend on the piece.
+// Vectors of a warp, read and written in pieces as wide as their addresses allow: 16 bytes of the smallest
+// elements, else 4, else one element. What is done to an element does not depend on the piece.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,19 @@ CTXPAR_DEVICE std::uintptr_t address_bits(const T*... places) {
     return (reinterpret_cast<std::uintptr_t>(places) | ... | std::uintptr_t{0});
 }
 
-// Calls use(V as a type, d) for the pieces [d, d + V) of this lane of a vector of `width` elements, the size of which
-// in bytes is Size; `bits` are those of all addresses at which vectors begin.
-template <int Size, class Use>
+// Calls use(V as a type, d) for the pieces [d, d + V) of this lane of vectors of `width` elements, the sizes of which
+// in bytes are Size and OtherSize; `bits` are those of all addresses at which vectors begin. The smallest elements
+// decide: a wide piece is 16 bytes of them, and several times that of others.
+template <int Size, int OtherSize = Size, class Use>
 CTXPAR_DEVICE void each_piece_of(std::int64_t width, std::uintptr_t bits, const Use& use) {
-    constexpr int wide = 16 / Size;
+    constexpr int size = Size < OtherSize ? Size : OtherSize;
+    constexpr int wide = 16 / size;
     if (bits % 16 == 0 && width % wide == 0) {
         for (std::int64_t d = std::int64_t{lane_index()} * wide; d < width; d += warp_size * wide)
             use(std::integral_constant<int, wide>{}, d);
         return;
     }
-    if constexpr (Size == 2) {
+    if constexpr (size == 2) {
         if (bits % 4 == 0 && width % 2 == 0) {
             for (std::int64_t d = std::int64_t{lane_index()} * 2; d < width; d += warp_size * 2)
                 use(std::integral_constant<int, 2>{}, d);
@@ -104,6 +106,19 @@ CTXPAR_DEVICE void write_piece(T* place, const piece_of_floats<V>& piece) {
         CTXPAR_UNROLL_ALL
         for (int i = 0; i < V; ++i) place[i] = static_cast<T>(piece.at[i]);
     }
+}
+
+// A vector to another place, bit by bit.
+template <class T>
+CTXPAR_DEVICE void copy_vector(const T* from, std::int64_t width, T* to) {
+    each_piece_of<sizeof(T)>(width, address_bits(from, to), [&](auto size, std::int64_t d) {
+        constexpr int count = decltype(size)::value;
+        if constexpr (count * sizeof(T) == 16) {
+            store_chunk(to + d, read_chunk(from + d));
+        } else {
+            for (int x = 0; x < count; ++x) to[d + x] = from[d + x];
+        }
+    });
 }
 
 } // namespace ctxpar::inline v0_1::cuda

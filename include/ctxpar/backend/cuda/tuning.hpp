@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <ctxpar/attention/rows.hpp>
 #include <ctxpar/core/config.hpp>
 
 namespace ctxpar::inline v0_1::cuda {
@@ -46,6 +47,18 @@ constexpr tile_shape tiles_for(int key_width, int value_width, bool shared_value
     return shape;
 }
 
+// The padded width of tiles for heads of these widths: latent_key_width stands for MLA's. 0 where a width is not known,
+// -1 where there are no tiles.
+inline constexpr int latent_key_width = 576;
+inline constexpr int latent_value_width = 512;
+constexpr int tile_width_of(std::int64_t query, std::int64_t value) {
+    if (query == 0 || value == 0) return 0;
+    const std::int64_t larger = query > value ? query : value;
+    for (const int width : {64, 96, 128, 192, 256})
+        if (larger <= width) return width;
+    return larger <= latent_key_width && value <= latent_value_width ? latent_key_width : -1;
+}
+
 // The same as a type, for kernels.
 template <int KeyWidth, int ValueWidth, bool SharedValues, bool ManyRows, int PTerms>
 struct tiles {
@@ -72,6 +85,26 @@ constexpr int stages_for(const device_limits& device, int fixed_bytes, int stage
     const int alone = (device.shared_per_block - fixed_bytes) / stage_bytes;
     if (beside >= 2) return std::min(beside, std::min(3, max_stages));
     return alone >= 2 ? std::min(alone, max_stages) : 0;
+}
+
+// How the keys of a request are split among the blocks of a device with so many processors.
+//
+// One request alone should give every processor work: two blocks each, or one where a block of MLA fills it. A split is
+// 512 keys at least: its partial result, 16 rows of fp32 that are written and read again, is then about a fifteenth of
+// the bytes of its keys and values (GQA, 128 elements of 16 bits). Partials of the largest step take at most `room`,
+// unless eight splits need more: steps of many rows fill a device without splits.
+constexpr split_rule splits_for(const split_work& work, int processors) {
+    const auto width = static_cast<int>(work.value_width);
+    const bool latent = width > 256;
+    const std::int64_t rows = work.heads / work.kv_heads * work.rows_per_request; // that share a KV head
+    const bool many_rows = rows > tiles_for(width, width, latent, false, 1).rows();
+    const std::int64_t tile_rows = tiles_for(width, width, latent, many_rows, 1).rows();
+    const std::int64_t pieces = (rows + tile_rows - 1) / tile_rows * work.kv_heads; // of a request without splits
+    const std::int64_t wanted = (latent ? 1 : 2) * std::int64_t{processors};
+    const std::int64_t room = std::int64_t{64} << 20;
+    const std::int64_t fits = room / (4 * work.rows * work.heads * work.value_width);
+    const std::int64_t most = std::min<std::int64_t>(std::max<std::int64_t>(8, fits), 128);
+    return {std::clamp<std::int64_t>(wanted / pieces, 1, most), 512, 256};
 }
 
 } // namespace ctxpar::inline v0_1::cuda

@@ -1,0 +1,93 @@
+// The results of a piece: to the output, or to the scratch of the splits.
+#pragma once
+
+#include <cstdint>
+
+#include <ctxpar/backend/cuda/intrinsics.cuh>
+#include <ctxpar/backend/cuda/tile_block.cuh>
+
+namespace ctxpar::inline v0_1::cuda {
+
+// Sums over all threads of a row.
+template <class Block>
+CTXPAR_DEVICE void sum_over_threads(const Block& b, typename Block::rows& state) {
+    constexpr int columns = Block::shape.columns;
+    CTXPAR_UNROLL_ALL
+    for (int half = 0; half < 2; ++half) {
+        float& sum = state.sum[half];
+        sum += from_lane_xor(sum, 1);
+        sum += from_lane_xor(sum, 2);
+        if constexpr (columns > 1) {
+            if (b.lane % 4 == 0) b.row_values()[b.column() * Block::shape.rows() + b.row_of(half)] = sum;
+        }
+    }
+    if constexpr (columns > 1) {
+        sync_block();
+        CTXPAR_UNROLL_ALL
+        for (int half = 0; half < 2; ++half) {
+            state.sum[half] = 0.0F;
+            CTXPAR_UNROLL_ALL
+            for (int c = 0; c < columns; ++c)
+                state.sum[half] += b.row_values()[c * Block::shape.rows() + b.row_of(half)];
+        }
+    }
+}
+
+// The thread's columns of one row, in fp32 or, where `narrow` is not null, there in the queries' type.
+template <class Block>
+CTXPAR_DEVICE void write_columns(const Block& b, float* wide, typename Block::query* narrow,
+                                 const typename Block::rows& state, int half, float share) {
+    constexpr int value_tiles = Block::shape.value_tiles();
+    const int first = b.column() * value_tiles * 8 + b.lane % 4 * 2;
+    // Distances from the first column are constants: columns themselves would be kept in registers all the time.
+    const std::int64_t left = b.args.out.width - first;
+    wide += first;
+    narrow += narrow == nullptr ? 0 : first;
+    CTXPAR_UNROLL_ALL
+    for (int n = 0; n < value_tiles; ++n) {
+        CTXPAR_UNROLL_ALL
+        for (int e = 0; e < 2; ++e) {
+            const int d = n * 8 + e;
+            if (d >= left) continue;
+            const float value = state.out[n].at[2 * half + e] * share;
+            if (narrow != nullptr) {
+                narrow[d] = static_cast<typename Block::query>(value);
+            } else {
+                wide[d] = value;
+            }
+        }
+    }
+}
+
+template <class Block>
+CTXPAR_DEVICE void write_row(const Block& b, const typename Block::rows& state, int half) {
+    const auto& args = b.args;
+    const std::int64_t packed = b.item().first + b.row_of(half);
+    const std::int64_t row = b.item().run.first_row + packed / b.group;
+    const std::int64_t head = b.item().kv_head * b.group + packed % b.group;
+    const bool nothing = state.sum[half] == 0.0F;
+    const float share = nothing ? 0.0F : 1.0F / state.sum[half];
+    const natural_lse lse_value{nothing ? -float_infinity : state.max[half] + logf(state.sum[half])};
+    const bool split = b.item().run.splits() > 1;
+    std::int64_t at = args.out.offset(row, head);
+    natural_lse* lse_at = args.lse_out.at(row, head);
+    if (split) {
+        const std::int64_t vector = (b.item().split * args.out.rows + row) * args.out.heads + head;
+        at = vector * args.out.width;
+        lse_at = args.scratch.split_lse + vector;
+    }
+    float* const wide = (split ? args.scratch.split_out : args.out.base) + at;
+    write_columns(b, wide, split || b.narrow_base == nullptr ? nullptr : b.narrow_base + at, state, half, share);
+    if (b.column() == 0 && b.lane % 4 == 0) *lse_at = lse_value;
+}
+
+template <class Block>
+CTXPAR_DEVICE void write_results(const Block& b, typename Block::rows& state) {
+    sum_over_threads(b, state);
+    CTXPAR_UNROLL_ALL
+    for (int half = 0; half < 2; ++half) {
+        if (b.row_of(half) < b.item().count) write_row(b, state, half);
+    }
+}
+
+} // namespace ctxpar::inline v0_1::cuda
