@@ -25,7 +25,7 @@ for argument in "$@"; do
 done
 
 ensure_packages g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev clang clang-format \
-    libopenmpi-dev openmpi-bin libmpich-dev mpich
+    libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2
 export CTXPAR_SEED=${CTXPAR_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 
 # The thread sanitizer of some compilers does not start where the kernel spreads addresses widely.
@@ -37,6 +37,7 @@ export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 # build PRESET [SETTING...]
 build() {
+    echo "--- build $1, after $SECONDS s"
     cmake --preset "$@"
     "${fixed_addresses[@]}" cmake --build --preset "$1" --parallel "$(build_jobs)"
 }
@@ -56,12 +57,12 @@ device_suites=ON
 build test -DCTXPAR_TEST_DEVICE_SUITES=$device_suites
 
 for preset in "${sanitizers[@]}"; do
-    echo "--- $preset"
     build "$preset"
+    echo "--- $preset, after $SECONDS s"
     "${fixed_addresses[@]}" ctest --preset "$preset" --parallel "$(nproc)"
 done
 
-echo "--- long tests, one in $long_share, CTXPAR_SEED=$CTXPAR_SEED"
+echo "--- long tests, one in $long_share, CTXPAR_SEED=$CTXPAR_SEED, after $SECONDS s"
 long_tests=$(choose_long_tests)
 if [ -n "$long_tests" ]; then
     ctest --test-dir build/test -I "$long_tests" --output-on-failure --parallel "$(nproc)"
@@ -69,5 +70,5 @@ else
     echo "there are none"
 fi
 
-echo "--- tests"
+echo "--- tests, after $SECONDS s"
 ctest --preset test --parallel "$(nproc)"

@@ -25,6 +25,7 @@ decode_shape shape_of(const topology& sizes, output_placement placement, bool me
     shape.longest = 64;
     shape.placement = placement;
     shape.merged_lse = merged_lse;
+    shape.max_splits = 8;
     return shape;
 }
 

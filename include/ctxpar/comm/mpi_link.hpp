@@ -299,21 +299,26 @@ private:
         return {"mpi", text, "success of MPI", text, -1};
     }
 
+    // Names who did not come, and who came but whose data is still under way.
     [[gnu::cold]] local_failure late_ranks() {
-        std::span<const int> late = missing_ranks();
-        const char* what = " had not arrived when rank ";
-        if (late.empty()) {
-            late = unfinished_ranks();
-            what = " had arrived, but not exchanged all data, when rank ";
+        const auto copy = [](std::span<const int> ranks) { return std::vector<int>(ranks.begin(), ranks.end()); };
+        const std::vector<int> missing = copy(missing_ranks());
+        const std::vector<int> behind =
+            copy(ranks_that([this](int peer) { return !is_done(peer) && mail_.record_of(peer) != nullptr; }));
+        std::string what, names;
+        if (!missing.empty()) {
+            names = ranks_text(missing);
+            what = names + " had not arrived" + (behind.empty() ? "" : " and ");
         }
-        const std::string names = ranks_text({late.begin(), late.end()});
-        const int first = late.empty() ? -1 : late.front();
+        if (!behind.empty()) what += ranks_text(behind) + " had arrived, but not exchanged all data,";
+        if (names.empty()) names = ranks_text(behind);
+        const int first = !missing.empty() ? missing.front() : behind.empty() ? -1 : behind.front();
         const std::span<const int> here =
             ranks_that([this](int peer) { return peer == rank() || mail_.record_of(peer) != nullptr; });
         for (const int peer : here)
             if (peer != rank()) read_record(peer);
         return {"timeout",
-                sentence(names, what, rank(), " had waited ", waited_milliseconds(), " ms; ",
+                sentence(what, " when rank ", rank(), " had waited ", waited_milliseconds(), " ms; ",
                          calls_text(calls_, {here.begin(), here.end()}, false)),
                 names + " to arrive", "nothing", first};
     }
