@@ -6,6 +6,7 @@
 #
 #   examples/run.sh                  takes fewer tokens where memory does not suffice
 #   examples/run.sh --tokens 65536   options go to decode_1m; decode_1m --help lists them
+#   examples/run.sh --mpi            decodes on 8 MPI processes instead, and tells what memory each took; options may follow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=.cmake/setup.sh
@@ -16,7 +17,16 @@ trap 'rm -rf "$work"' EXIT
 touch "$work/json"
 times=""
 backend=()
+start=() # before the program
+packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev)
 status=0
+
+with_mpi=false
+if [ "${1:-}" = --mpi ]; then
+    with_mpi=true
+    packages+=(libopenmpi-dev openmpi-bin)
+    shift
+fi
 
 # timed NAME COMMAND...: runs a command and notes the seconds it took.
 timed() {
@@ -46,10 +56,17 @@ find_gpu() {
     fi
 }
 
+# A command that starts a program as so many MPI processes, more than cores if need be, also for root.
+mpirun_of() {
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+    export OMPI_MCA_btl_vader_single_copy_mechanism=none # which containers forbid
+    start=(mpirun.openmpi --oversubscribe --bind-to none -n "$1")
+}
+
 # decode ARGUMENT...: one run of decode_1m. Its JSON lines are kept for the summary, all others shown.
 decode() {
     echo
-    build/demo/examples/decode_1m/decode_1m "${backend[@]}" --merge a2a,ag_rs,ag_ar --fit --json "$@" |
+    "${start[@]}" build/demo/examples/decode_1m/decode_1m "${backend[@]}" --merge a2a,ag_rs,ag_ar --fit --json "$@" |
         awk -v json="$work/json" '/^\{/ { print >> json; next } { print; fflush() }' || status=${PIPESTATUS[0]}
 }
 
@@ -79,9 +96,14 @@ summary() {
         }' "$work/json"
 }
 
-timed "set up" ensure_packages g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev
+timed "set up" ensure_packages "${packages[@]}"
 timed build build
-find_gpu
+if $with_mpi; then
+    mpirun_of 8
+    backend=(--comm mpi)
+else
+    find_gpu
+fi
 case " $* " in
 *" --attention"*) timed decode decode "$@" ;;
 *)
@@ -89,7 +111,7 @@ case " $* " in
     timed MLA decode --attention mla "$@"
     ;;
 esac
-timed prefill prefill
+$with_mpi || timed prefill prefill
 
 echo
 echo "Summary: $SECONDS s in all${times/,/:}"

@@ -1,4 +1,4 @@
-// The groups of one rank, over threads of one process.
+// The groups of one rank, whatever its ranks are.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 namespace demo {
 
 // The groups that decode and prefill need, split from all ranks as the mesh says. All ranks make theirs together.
+template <ctxpar::communicator C = ctxpar::local_communicator>
 struct rank_groups {
-    std::optional<ctxpar::local_communicator> kv, query, heads, rows;
+    std::optional<C> kv, query, heads, rows;
 
-    rank_groups(ctxpar::local_communicator& world, const ctxpar::mesh& ranks) {
+    rank_groups(C& world, const ctxpar::mesh& ranks) {
         const ctxpar::decode_groups wanted = ranks.groups_of(world.rank());
         const auto split = [&world](const ctxpar::rank_group& group) {
             return world.split(static_cast<int>(group.color), static_cast<int>(group.key));
@@ -24,7 +25,7 @@ struct rank_groups {
         heads = split(wanted.heads);
         rows = split(wanted.rows);
     }
-    ctxpar::groups<ctxpar::local_communicator> view() { return {&*kv, &*query, &*heads, &*rows}; }
+    ctxpar::groups<C> view() { return {&*kv, &*query, &*heads, &*rows}; }
     std::uint64_t bytes_sent() const {
         return kv->bytes_sent() + query->bytes_sent() + heads->bytes_sent() + rows->bytes_sent();
     }

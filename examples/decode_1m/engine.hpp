@@ -39,24 +39,28 @@ struct record {
     double step_seconds(std::int64_t step) const;
 };
 
-class engine {
+// The ranks of one or more processes; those of this process are its own.
+template <ctxpar::communicator Communicator>
+class engine_over {
 public:
-    virtual ~engine() = default;
+    virtual ~engine_over() = default;
 
-    // Called by all ranks of a local world: allocates the rank's pools and writes its tokens, all but those of the
+    // Called by all ranks: allocates the rank's pools and writes its tokens, all but those of the
     // steps. config_error before that where the library refuses the shape or one of the merges.
-    virtual void fill(ctxpar::local_communicator& world, const std::vector<std::string>& merges, progress& bar) = 0;
+    virtual void fill(Communicator& world, const std::vector<std::string>& merges, progress& bar) = 0;
 
     // Called by all ranks: the decode steps with one merge.
-    virtual void decode(ctxpar::local_communicator& world, record& to) = 0;
+    virtual void decode(Communicator& world, record& to) = 0;
 
-    // Of the pools of all ranks and layers.
+    // Of the pools of all layers and of this process's ranks.
     virtual std::size_t pool_bytes() const = 0;
     // Bytes a second that `threads` threads, or GPUs, read of them at best.
     virtual double read_bandwidth(std::int64_t threads) const = 0;
-    // Threads that read at once; 0 where GPUs do.
+    // Threads of this process that read at once, after fill; 0 where GPUs do.
     virtual std::int64_t reading_threads() const = 0;
 };
+
+using engine = engine_over<ctxpar::local_communicator>; // ranks are threads of this process
 
 std::unique_ptr<engine> make_engine(const problem& all, const kv_data& data);
 

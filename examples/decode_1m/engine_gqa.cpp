@@ -1,22 +1,9 @@
-#include "sharded_engine.hpp"
-
-#include <ctxpar/attention/gqa.hpp>
+#include "engine_gqa.hpp"
 
 namespace demo {
-namespace {
-
-template <class Element, class KvElement>
-std::unique_ptr<engine> make(const problem& all, const kv_data& data) {
-    using attention = ctxpar::gqa<Element, ctxpar::dynamic, ctxpar::dynamic, KvElement>;
-    return std::make_unique<sharded_engine<attention>>(all, data, attention(all.query_width, all.value_width));
-}
-
-} // namespace
 
 std::unique_ptr<engine> make_gqa_engine(const problem& all, const kv_data& data) {
-    using namespace ctxpar;
-    if (all.kv_type == scalar_type::f16) return make<f16, f16>(all, data);
-    return all.kv_type == scalar_type::e4m3 ? make<bf16, fp8_e4m3>(all, data) : make<bf16, bf16>(all, data);
+    return gqa_engine_over<ctxpar::local_communicator>(all, data);
 }
 
 } // namespace demo

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* about =
     "Decodes over a KV cache of a million tokens that is sharded over ranks, and compares every output with an "
-    "unsharded double-precision reference. Ranks are threads of this process.";
+    "unsharded double-precision reference. Ranks are threads of this process, or the processes that mpirun starts.";
 
 constexpr const char* notes =
     "The last step decodes with TOKENS tokens in the cache; the earlier steps have as many fewer as there are query "
@@ -66,9 +66,11 @@ options parse_options(int argc, char** argv) {
     app.add_option("--backend", given.backend,
                    "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
         ->check(CLI::IsMember({"cpu", "cuda"}));
-    app.add_option("--comm", given.comm,
-                   "how ranks communicate: local, as threads of one process, or, with a GPU for each of them, nccl")
-        ->check(CLI::IsMember({"local", "nccl"}));
+    app.add_option(
+           "--comm", given.comm,
+           "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
+           "or, with a GPU for each of them, nccl")
+        ->check(CLI::IsMember({"local", "mpi", "nccl"}));
     app.add_option("--seed", given.seed, "of the random data (1)");
     app.add_option("--inject", given.inject, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(

@@ -100,7 +100,7 @@ problem make_problem(const options& given) {
     all.through_nccl = given.comm == "nccl";
     ctxpar::require(all.on_gpus || !all.through_nccl, "comm",
                     "--comm nccl is for --backend cuda; ranks on a CPU are "
-                    "threads of one process, --comm local");
+                    "threads of one process, --comm local, or processes, --comm mpi");
     all.seed = given.seed;
     all.injected = fault_named(given.inject);
     all.placement = placement_named(given.placement);

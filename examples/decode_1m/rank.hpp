@@ -16,15 +16,15 @@
 
 namespace demo {
 
-template <class Attention>
+template <class Attention, class Communicator>
 class decode_rank {
 public:
     using policy_type = ctxpar::policy<Attention, ctxpar::interleave<>, faulty_merge>;
-    using decoder_type = ctxpar::decoder<policy_type, ctxpar::cpu_backend, ctxpar::local_communicator>;
+    using decoder_type = ctxpar::decoder<policy_type, ctxpar::cpu_backend, Communicator>;
     using element = typename Attention::element;
 
     decode_rank(const problem& all, const kv_data& data, const Attention& attention, rank_cache<Attention>& cache,
-                const std::vector<std::int32_t>& blocks, ctxpar::local_communicator& world)
+                const std::vector<std::int32_t>& blocks, Communicator& world)
         : all_(all), data_(data), attention_(attention), cache_(cache), world_(world), mesh_(all.ranks()),
           groups_(world, mesh_),
           backend_(ctxpar::cpu_options{all.threads_per_rank}), part_{all.law.ranks, groups_.kv->rank(),
@@ -121,9 +121,9 @@ private:
     const kv_data& data_;
     Attention attention_;
     rank_cache<Attention>& cache_;
-    ctxpar::local_communicator& world_;
+    Communicator& world_;
     ctxpar::mesh mesh_;
-    rank_groups groups_;
+    rank_groups<Communicator> groups_;
     ctxpar::cpu_backend backend_;
     ctxpar::shard part_;
     ctxpar::block_table table_;

@@ -6,8 +6,8 @@
 namespace demo {
 
 // What the model would hand over in a step, made before the clock starts.
-template <class Attention>
-struct decode_rank<Attention>::step_inputs {
+template <class Attention, class Communicator>
+struct decode_rank<Attention, Communicator>::step_inputs {
     std::vector<std::int64_t> lengths;         // [requests] as the plan is told
     std::vector<std::int64_t> row_counts;      // [requests]
     std::vector<std::int64_t> slots;           // [rows] where new tokens belong
@@ -47,9 +47,9 @@ struct decode_rank<Attention>::step_inputs {
 };
 
 // All ranks call it. Returns how many appends an injected fault added.
-template <class Attention>
-std::int64_t decode_rank<Attention>::one_step(decoder_type& decoder, const ctxpar::workspace& lent,
-                                              std::int64_t step_idx, record& to) {
+template <class Attention, class Communicator>
+std::int64_t decode_rank<Attention, Communicator>::one_step(decoder_type& decoder, const ctxpar::workspace& lent,
+                                                            std::int64_t step_idx, record& to) {
     const step_inputs in(*this, step_idx);
     const std::int64_t rows = all_.requests * all_.query_rows;
     const std::int64_t heads = mesh_.heads_per_rank();
@@ -67,7 +67,7 @@ std::int64_t decode_rank<Attention>::one_step(decoder_type& decoder, const ctxpa
     options.softmax_scale = all_.softmax_scale;
     const bool at_own_slots = all_.injected == fault::drop_newest || all_.injected == fault::double_newest;
 
-    // Ranks start together; they are threads of one process, so that they share a clock.
+    // Ranks start together. Where they are threads of one process they share a clock.
     std::vector<std::byte> ready(static_cast<std::size_t>(world_.size()));
     world_.all_gather(&ready[static_cast<std::size_t>(world_.rank())], ready.data(), 1, {}, {"start of a step"});
     const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()); };

@@ -154,7 +154,7 @@ private:
     watch& observer_;
     local_communicator& world_;
     mesh ranks_;
-    rank_groups groups_;
+    rank_groups<> groups_;
     std::optional<local_communicator> tp_;
     prefiller<chosen, cpu_backend, local_communicator> prefill_;
     host_workspace memory_;

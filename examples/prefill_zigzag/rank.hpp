@@ -51,7 +51,7 @@ private:
     std::int64_t dcp_;
     const pool& memory_;
     ctxpar::local_communicator& world_;
-    rank_groups groups_;
+    rank_groups<> groups_;
     ctxpar::block_table table_;
 };
 

@@ -21,11 +21,12 @@ def command(implementation, launcher, ranks, program, keep_going=False, network=
 
 
 def environment(folder=None):
-    """Open MPI asks twice before it lets root run anything. In `folder` it puts what processes that are killed leave,
-    the memory that they share included."""
+    """Open MPI asks twice before it lets root run anything, and copies between processes in a way that containers
+    forbid where it is not told otherwise. In `folder` it puts what processes that are killed leave, the memory that
+    they share included."""
     own = {"OMPI_MCA_orte_tmpdir_base": str(folder), "OMPI_MCA_btl_vader_backing_directory": str(folder)}
     return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_rmaps_base_inherit": "1", **(own if folder else {})}
+            "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none", **(own if folder else {})}
 
 
 if __name__ == "__main__":

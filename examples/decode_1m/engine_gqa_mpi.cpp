@@ -1,0 +1,10 @@
+#include "engine_gqa.hpp"
+#include "engine_processes.hpp"
+
+namespace demo {
+
+std::unique_ptr<process_engine> make_gqa_process_engine(const problem& all, const kv_data& data) {
+    return gqa_engine_over<ctxpar::mpi_communicator>(all, data);
+}
+
+} // namespace demo

@@ -1,0 +1,117 @@
+// What decode_1m does, over ranks of any kind: fill the caches, decode with each merge, compare, print.
+//
+// A World is the ranks of this process among all:
+//   communicator               of a rank
+//   speaks()                   whether this process prints
+//   share()                    of all ranks, those on this host
+//   agree(all)                 gives all processes the problem's tokens
+//   make_engine(all, data)     the engine of this process's ranks
+//   run(all, fn)               fn(communicator) on each of them; returns when all have ended
+//   gather(known), gather(all, steps)   gives the process that speaks what the others have
+//   conclude(status)           the exit status of the process that speaks, on all of them
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ctxpar/core/error.hpp>
+
+#include "common/memory.hpp"
+#include "data.hpp"
+#include "engine.hpp"
+#include "engine_cuda.hpp"
+#include "needs.hpp"
+#include "options.hpp"
+#include "reference.hpp"
+#include "report.hpp"
+
+namespace demo {
+
+constexpr int right = 0;
+constexpr int wrong = 1;
+constexpr int refused = 2;
+
+inline std::string gib(double bytes) {
+    return fmt::format("{:.1f} GiB", bytes / 0x1p30);
+}
+
+// Before anything is allocated: refuses what does not fit, or takes fewer tokens where that was asked for. `share` of
+// the ranks are on this host.
+inline void fit_memory(const options& given, problem& all, double share) {
+    const double needed = needed_memory(all);
+    const double there = all.on_gpus ? free_device_memory(all) : available_memory() / share;
+    if (needed <= there) return;
+    const std::int64_t fits = fitting_tokens(all, there);
+    if (given.fit && fits > 0) {
+        fmt::print("{} tokens need {} of memory and {} is available: {} tokens are taken instead\n", all.tokens,
+                   gib(needed), gib(there), fits);
+        all.tokens = fits;
+        return;
+    }
+    const std::string advice =
+        fits > 0 ? fmt::format("--tokens {} would fit", fits) : std::string("not even --tokens 1024 would fit");
+    ctxpar::raise(
+        ctxpar::config_error("memory", fmt::format("this run needs about {} of memory and {} is available; {}",
+                                                   gib(needed), gib(there), advice)));
+}
+
+template <class World, class Engine>
+facts fill(World& world, const problem& all, const std::vector<std::string>& merges, Engine& ranks) {
+    const auto start = std::chrono::steady_clock::now();
+    {
+        std::int64_t tokens = 0;
+        for (std::int64_t request = 0; request < all.requests; ++request) tokens += all.filled(request);
+        progress bar("fill", world.speaks() ? tokens * all.layers * world.own_ranks(all) / all.law.ranks : 0);
+        world.run(all, [&](typename World::communicator& comm) { ranks.fill(comm, merges, bar); });
+    }
+    facts known;
+    known.fill_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    known.pool_bytes = ranks.pool_bytes();
+    known.kv_bytes_per_rank =
+        known.pool_bytes / static_cast<std::size_t>(world.own_ranks(all)); // every rank has the same
+    known.reading_threads = ranks.reading_threads();
+    known.ceiling = ranks.read_bandwidth(known.reading_threads);
+    world.gather(known);
+    return known;
+}
+
+// The process that speaks compares and prints.
+inline int judge_all(const options& given, const problem& all, const kv_data& data, const facts& known,
+                     const std::vector<record>& records) {
+    const reference expected = make_reference(all, data, heads_to_check(all, data));
+    print_reference(all, expected);
+    std::vector<verdict> verdicts;
+    for (const record& steps : records) verdicts.push_back(judge(all, expected, steps));
+    print_verdicts(all, known, verdicts);
+    for (const verdict& one : verdicts)
+        if (given.json) print_json(all, known, expected, one);
+    return std::all_of(verdicts.begin(), verdicts.end(), [](const verdict& one) { return one.pass; }) ? right : wrong;
+}
+
+template <class World>
+int run(World& world, const options& given) {
+    problem all = make_problem(given);
+    const double share = world.share();
+    if (world.speaks()) fit_memory(given, all, share);
+    world.agree(all);
+    if (world.speaks()) print_problem(all);
+    const kv_data data(all);
+    const auto ranks = world.make_engine(all, data);
+    const facts known = fill(world, all, given.merges, *ranks);
+    if (world.speaks()) print_fill(all, known);
+
+    std::vector<record> records;
+    for (const std::string& merge : given.merges) {
+        record& steps = records.emplace_back(all, merge);
+        world.run(all, [&](typename World::communicator& comm) { ranks->decode(comm, steps); });
+        world.gather(all, steps);
+    }
+    return world.conclude(world.speaks() ? judge_all(given, all, data, known, records) : right);
+}
+
+} // namespace demo
