@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -162,6 +163,7 @@ TEST_CASE(
             std::array<std::uint8_t, 3> own{1, 2, 3};
             std::array<std::array<std::uint8_t, 3>, 3> all{};
             std::array<bool, 3> is_behind{};
+            std::atomic<int> num_past{0}; // ranks that have waited for the replays before the loss
             nccl_options options = quick;
             options.abort_on_error = aborts;
             if (is_found) options.timeout = std::chrono::seconds(30);
@@ -171,6 +173,7 @@ TEST_CASE(
                 for (int replay = 0; replay < 3; ++replay) {
                     all[r] = {};
                     if (r == 1 && replay == 2) {
+                        while (num_past < 2) std::this_thread::yield();
                         if (is_found) simt::nccl_break(world.comm(1), ncclRemoteError, "rank 1 is gone");
                         return;
                     }
@@ -179,6 +182,7 @@ TEST_CASE(
                     CHECK(failure.code == (replay < 2 ? "none" : (is_found ? "peer_error" : "timeout")));
                     CHECK(failure.waited_ms < 5'000);
                     CHECK((all[r] == own) == (replay < 2));
+                    if (r != 1 && replay == 1) ++num_past;
                 }
                 CHECK((place.comm.handle() == nullptr) == aborts);
                 if (aborts) world.comm(place.comm.rank()) = nullptr;
