@@ -84,7 +84,7 @@ struct owned_stream {
     ~owned_stream() { (void)cudaStreamDestroy(handle); }
 };
 
-template <class Attention, class Communicator>
+template <class Attention, class Communicator, class World>
 class device_rank {
 public:
     using policy_type = ctxpar::policy<Attention, ctxpar::interleave<>, ctxpar::merge::dynamic>;
@@ -92,9 +92,9 @@ public:
     using element = typename Attention::element;
 
     device_rank(const problem& all, const kv_data& data, device_cache<Attention>& cache,
-                const std::vector<std::int32_t>& blocks, ctxpar::local_communicator& world)
+                const std::vector<std::int32_t>& blocks, World& world)
         : all_(all), data_(data), cache_(cache), world_(world), mesh_(all.ranks()),
-          groups_(world, mesh_), part_{all.law.ranks, groups_.kv->rank(), all.law.interleave},
+          groups_(world, mesh_, all.id_file), part_{all.law.ranks, groups_.kv->rank(), all.law.interleave},
           blocks_(blocks.begin(), blocks.end()), table_(table_of(blocks.data())),
           device_table_(table_of(pointer(blocks_))), first_kv_head_(mesh_.kv_heads(world.rank()).first) {}
 
@@ -173,7 +173,7 @@ private:
     const problem& all_;
     const kv_data& data_;
     device_cache<Attention>& cache_;
-    ctxpar::local_communicator& world_;
+    World& world_;
     owned_stream stream_;
     ctxpar::mesh mesh_;
     device_groups<Communicator> groups_;
@@ -186,8 +186,8 @@ private:
 };
 
 // What the model would hand over in a step, on the device before the clock starts.
-template <class Attention, class Communicator>
-struct device_rank<Attention, Communicator>::step_inputs {
+template <class Attention, class Communicator, class World>
+struct device_rank<Attention, Communicator, World>::step_inputs {
     std::vector<new_rows<Attention>> host_tokens; // [layers]
     std::vector<thrust::device_vector<element>> k, v, queries;
     std::vector<thrust::device_vector<float>> outputs;
@@ -225,9 +225,9 @@ struct device_rank<Attention, Communicator>::step_inputs {
 };
 
 // All ranks call it.
-template <class Attention, class Communicator>
-void device_rank<Attention, Communicator>::one_step(decoder_type& decoder, const ctxpar::workspace& lent,
-                                                    std::int64_t step_idx, record& to) {
+template <class Attention, class Communicator, class World>
+void device_rank<Attention, Communicator, World>::one_step(decoder_type& decoder, const ctxpar::workspace& lent,
+                                                           std::int64_t step_idx, record& to) {
     const std::int64_t heads_out = decoder.output_heads();
     step_inputs in(*this, step_idx, heads_out);
     const std::int64_t rows = all_.requests * all_.query_rows;
@@ -240,7 +240,7 @@ void device_rank<Attention, Communicator>::one_step(decoder_type& decoder, const
     ctxpar::layer_options<> options;
     options.softmax_scale = all_.softmax_scale;
 
-    // Ranks start together; they are threads of one process, so that they share a clock.
+    // Ranks start together. Where they are threads of one process they share a clock.
     ctxpar::cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     (void)from_first(world_, 0);
     const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()); };

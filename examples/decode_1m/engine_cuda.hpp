@@ -11,6 +11,9 @@ namespace demo {
 // without CUDA or there is no GPU.
 double free_device_memory(const problem& all);
 
+// The same refusals as of make_cuda_engine(), before anything is made.
+void check_cuda(const problem& all);
+
 // The same refusals, and "backend" for what this engine was not built for.
 std::unique_ptr<engine> make_cuda_engine(const problem& all, const kv_data& data);
 

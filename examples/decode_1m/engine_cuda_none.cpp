@@ -17,6 +17,9 @@ namespace {
 double free_device_memory(const problem&) {
     refuse();
 }
+void check_cuda(const problem&) {
+    refuse();
+}
 std::unique_ptr<engine> make_cuda_engine(const problem&, const kv_data&) {
     refuse();
 }

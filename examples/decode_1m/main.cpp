@@ -22,6 +22,10 @@ struct threads {
     bool speaks() const { return true; }
     double share() const { return 1.0; }
     std::int64_t own_ranks(const problem& all) const { return all.ranks().world_size(); }
+    template <class Fn>
+    void first(const Fn& fn) {
+        fn();
+    }
     void agree(problem&) {}
     auto make_engine(const problem& all, const kv_data& data) { return demo::make_engine(all, data); }
     template <class Fn>
@@ -30,7 +34,7 @@ struct threads {
     }
     void gather(facts&) {}
     void gather(const problem&, record&) {}
-    int conclude(int status) { return status; }
+    void end() {}
 };
 
 } // namespace
@@ -39,7 +43,8 @@ int main(int argc, char** argv) {
     const options given = parse_options(argc, argv);
     try {
         threads world;
-        return given.comm == "mpi" ? run_over_processes(given) : run(world, given);
+        const bool processes = given.comm == "mpi" || (given.comm == "nccl" && started_as_processes());
+        return processes ? run_over_processes(given) : run(world, given);
     } catch (const ctxpar::config_error& problem) {
         fmt::print(stderr, "decode_1m: {}\n", problem.what());
         return refused;

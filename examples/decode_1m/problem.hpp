@@ -36,6 +36,7 @@ struct problem {
     std::int64_t threads_per_rank = 1;
     bool on_gpus = false;      // the caches lie on GPUs
     bool through_nccl = false; // and ranks talk through NCCL
+    std::string id_file;       // by which NCCL's unique id gets to all ranks; empty: by the host's communicator
     std::uint64_t seed = 0;
     fault injected = fault::none;
     ctxpar::output_placement placement = ctxpar::output_placement::own_heads;

@@ -1,165 +1,91 @@
 #include "processes.hpp"
 
+#include <cstdint>
 #include <cstdlib>
-#include <exception>
-#include <new>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include <sys/resource.h>
-
-#include <fmt/format.h>
-
-#include <ctxpar/comm/mpi.hpp>
-
-#include "common/text.hpp"
+#include "common/processes.hpp"
 #include "engine_processes.hpp"
 #include "run.hpp"
 
 namespace demo {
 namespace {
 
-constexpr int speaker = 0;
-
-// One rank of all.
-class process {
+// One rank of all: a World, as run.hpp has it.
+class process_world {
 public:
-    using communicator = ctxpar::mpi_communicator;
+    using communicator = processes::communicator;
 
-    process() {
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-        MPI_Comm_size(MPI_COMM_WORLD, &size_);
-    }
+    explicit process_world(processes& all) : all_(all) {}
 
-    bool speaks() const { return rank_ == speaker; }
-    double share() const {
-        MPI_Comm host = MPI_COMM_NULL;
-        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-        int here = 1;
-        MPI_Comm_size(host, &here);
-        MPI_Comm_free(&host);
-        return static_cast<double>(here) / size_;
-    }
+    bool speaks() const { return all_.speaks(); }
+    double share() const { return static_cast<double>(all_.on_this_host()) / all_.size(); }
     std::int64_t own_ranks(const problem&) const { return 1; }
-
-    void agree(problem& all) { MPI_Bcast(&all.tokens, 1, MPI_INT64_T, speaker, MPI_COMM_WORLD); }
+    template <class Fn>
+    void first(const Fn& fn) {
+        all_.first(fn);
+    }
+    void agree(problem& all) { all_.spread(all.tokens); }
     auto make_engine(const problem& all, const kv_data& data) { return make_process_engine(all, data); }
-
     template <class Fn>
     void run(const problem&, const Fn& fn) {
-        if (!world_) world_.emplace(MPI_COMM_WORLD, ctxpar::mpi_options{std::chrono::minutes(30)});
-        fn(*world_);
+        all_.run(fn);
     }
 
     void gather(facts& known) {
-        std::uint64_t bytes = known.pool_bytes;
-        MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-        known.pool_bytes = bytes;
-        MPI_Allreduce(MPI_IN_PLACE, &known.ceiling, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-        MPI_Allreduce(MPI_IN_PLACE, &known.reading_threads, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+        const std::vector<facts> found = all_.gathered(known);
+        if (!speaks()) return;
+        known.pool_bytes = 0;
+        known.ceiling = 0.0;
+        known.reading_threads = 0;
+        for (const facts& each : found) {
+            known.pool_bytes += each.pool_bytes;
+            known.ceiling += each.ceiling;
+            known.reading_threads += each.reading_threads;
+        }
     }
 
     // Clocks of hosts differ: a step takes as long as it took the slowest rank.
     void gather(const problem& all, record& steps) {
+        const auto own = static_cast<std::size_t>(all_.rank());
+        const auto size = static_cast<std::size_t>(all_.size());
         for (std::int64_t step = 0; step < all.steps; ++step) {
-            const auto first = static_cast<std::size_t>(step * size_);
-            const double seconds = steps.end[first + at()] - steps.begin[first + at()];
-            std::fill_n(steps.begin.begin() + static_cast<std::ptrdiff_t>(first), size_, 0.0);
-            MPI_Gather(&seconds, 1, MPI_DOUBLE, &steps.end[first], 1, MPI_DOUBLE, speaker, MPI_COMM_WORLD);
+            const std::size_t first = static_cast<std::size_t>(step) * size;
+            const std::vector<double> seconds = all_.gathered(steps.end[first + own] - steps.begin[first + own]);
+            for (std::size_t rank = 0; rank < size; ++rank) {
+                steps.begin[first + rank] = 0.0;
+                steps.end[first + rank] = seconds[rank];
+            }
             for (std::int64_t layer = 0; layer < all.layers; ++layer)
-                for (int rank = 0; rank < size_; ++rank) bring(steps.output(all, step, layer, rank), rank);
+                for (int rank = 0; rank < all_.size(); ++rank) all_.bring(steps.output(all, step, layer, rank), rank);
         }
-        const std::uint64_t sent = steps.sent[at()];
-        MPI_Gather(&sent, 1, MPI_UINT64_T, steps.sent.data(), 1, MPI_UINT64_T, speaker, MPI_COMM_WORLD);
+        steps.sent = all_.gathered(steps.sent[own]);
     }
 
-    int conclude(int status) {
-        print_memory();
-        MPI_Bcast(&status, 1, MPI_INT, speaker, MPI_COMM_WORLD);
-        world_.reset();
-        return status;
-    }
+    void end() { all_.print_memory(); }
 
 private:
-    std::size_t at() const { return static_cast<std::size_t>(rank_); }
-
-    // To the speaker, from the process of a rank.
-    void bring(std::vector<float>& values, int rank) {
-        if (rank == speaker) return;
-        if (rank_ == rank)
-            MPI_Send(values.data(), static_cast<int>(values.size()), MPI_FLOAT, speaker, 0, MPI_COMM_WORLD);
-        if (!speaks()) return;
-        MPI_Status incoming;
-        int count = 0;
-        MPI_Probe(rank, 0, MPI_COMM_WORLD, &incoming);
-        MPI_Get_count(&incoming, MPI_FLOAT, &count);
-        values.resize(static_cast<std::size_t>(count));
-        MPI_Recv(values.data(), count, MPI_FLOAT, rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-
-    void print_memory() const {
-        rusage own{};
-        getrusage(RUSAGE_SELF, &own);
-        const std::int64_t bytes = own.ru_maxrss * std::int64_t{1024};
-        std::vector<std::int64_t> peaks(static_cast<std::size_t>(size_));
-        MPI_Gather(&bytes, 1, MPI_INT64_T, peaks.data(), 1, MPI_INT64_T, speaker, MPI_COMM_WORLD);
-        if (!speaks()) return;
-        fmt::print("  peak resident memory of each process, MiB:");
-        for (const std::int64_t peak : peaks) fmt::print(" {}", peak >> 20);
-        fmt::print("\n");
-        std::fflush(stdout);
-    }
-
-    int rank_ = 0;
-    int size_ = 1;
-    std::optional<ctxpar::mpi_communicator> world_;
+    processes& all_;
 };
-
-// All ranks are refused alike, and one says so.
-int say_refusal(const process& own, const char* sentence) {
-    if (own.speaks()) fmt::print(stderr, "decode_1m: {}\n", sentence);
-    return refused;
-}
-
-// The ranks may not be where the others are: MPI can not be left in order.
-[[noreturn]] void give_up(const char* sentence) {
-    fmt::print(stderr, "decode_1m: {}\n", sentence);
-    std::fflush(nullptr);
-    MPI_Abort(MPI_COMM_WORLD, wrong);
-    std::_Exit(wrong);
-}
-
-int decode_here(process& own, const options& given) {
-    const problem asked = make_problem(given);
-    int processes = 0;
-    MPI_Comm_size(MPI_COMM_WORLD, &processes);
-    const std::int64_t needed = asked.ranks().world_size();
-    ctxpar::require(!asked.on_gpus, "comm", "--comm mpi is for --backend cpu");
-    ctxpar::require(needed == processes, "ranks", "this run has ", needed, " ranks, and MPI started ", processes,
-                    processes == 1 ? " process; start it with mpirun -n " : " processes; start it with mpirun -n ",
-                    needed);
-    return run(own, given);
-}
 
 } // namespace
 
+bool started_as_processes() {
+    for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+        if (const char* const size = std::getenv(name); size != nullptr && std::atoi(size) > 1) return true;
+    return false;
+}
+
 int run_over_processes(const options& given) {
-    int provided = 0;
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-    int status = refused;
-    {
-        process own;
-        try {
-            status = decode_here(own, given);
-        } catch (const ctxpar::config_error& problem) {
-            status = say_refusal(own, problem.what());
-        } catch (const std::exception& problem) {
-            give_up(problem.what());
-        }
-    }
-    MPI_Finalize();
-    return status;
+    return run_processes("decode_1m", [&](processes& own) {
+        const problem asked = make_problem(given);
+        ctxpar::require(!asked.on_gpus || asked.through_nccl, "comm",
+                        "--comm mpi is for --backend cpu; processes with GPUs talk through NCCL, --comm nccl");
+        own.require_ranks(asked.ranks().world_size());
+        process_world world(own);
+        return run(world, given);
+    });
 }
 
 } // namespace demo

@@ -1,12 +1,11 @@
-#include <ctxpar/core/error.hpp>
-
+// Stands in for the ranks that are processes where the program is built without MPI.
+#include "common/without_mpi.hpp"
 #include "processes.hpp"
 
-namespace demo {
-
-int run_over_processes(const options&) {
-    ctxpar::raise(ctxpar::config_error("comm", "--comm mpi: this program was built without MPI; install one, such as "
-                                               "libopenmpi-dev and openmpi-bin, and build again"));
+bool demo::started_as_processes() {
+    return false;
 }
 
-} // namespace demo
+int demo::run_over_processes(const options&) {
+    refuse_without_mpi("decode_1m");
+}

@@ -3,12 +3,13 @@
 // A World is the ranks of this process among all:
 //   communicator               of a rank
 //   speaks()                   whether this process prints
-//   share()                    of all ranks, those on this host
+//   share()                    of all ranks, those on this host; all processes call it
+//   first(fn)                  fn() on the process that speaks; where it throws config_error, all do
 //   agree(all)                 gives all processes the problem's tokens
 //   make_engine(all, data)     the engine of this process's ranks
 //   run(all, fn)               fn(communicator) on each of them; returns when all have ended
 //   gather(known), gather(all, steps)   gives the process that speaks what the others have
-//   conclude(status)           the exit status of the process that speaks, on all of them
+//   end()                      prints, after all else for a person, what there is to say of the processes
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ inline std::string gib(double bytes) {
 // the ranks are on this host.
 inline void fit_memory(const options& given, problem& all, double share) {
     const double needed = needed_memory(all);
-    const double there = all.on_gpus ? free_device_memory(all) : available_memory() / share;
+    const double there = (all.on_gpus ? free_device_memory(all) : available_memory()) / share;
     if (needed <= there) return;
     const std::int64_t fits = fitting_tokens(all, there);
     if (given.fit && fits > 0) {
@@ -80,24 +81,31 @@ facts fill(World& world, const problem& all, const std::vector<std::string>& mer
     return known;
 }
 
-// The process that speaks compares and prints.
-inline int judge_all(const options& given, const problem& all, const kv_data& data, const facts& known,
-                     const std::vector<record>& records) {
+// The process that speaks compares and prints. Returns its exit status.
+template <class World>
+int judge_all(World& world, const options& given, const problem& all, const kv_data& data, const facts& known,
+              const std::vector<record>& records) {
+    if (!world.speaks()) {
+        world.end();
+        return right;
+    }
     const reference expected = make_reference(all, data, heads_to_check(all, data));
     print_reference(all, expected);
     std::vector<verdict> verdicts;
     for (const record& steps : records) verdicts.push_back(judge(all, expected, steps));
     print_verdicts(all, known, verdicts);
+    world.end();
     for (const verdict& one : verdicts)
         if (given.json) print_json(all, known, expected, one);
     return std::all_of(verdicts.begin(), verdicts.end(), [](const verdict& one) { return one.pass; }) ? right : wrong;
 }
 
+// The exit status, in the process that speaks.
 template <class World>
 int run(World& world, const options& given) {
     problem all = make_problem(given);
     const double share = world.share();
-    if (world.speaks()) fit_memory(given, all, share);
+    world.first([&] { fit_memory(given, all, share); });
     world.agree(all);
     if (world.speaks()) print_problem(all);
     const kv_data data(all);
@@ -111,7 +119,7 @@ int run(World& world, const options& given) {
         world.run(all, [&](typename World::communicator& comm) { ranks->decode(comm, steps); });
         world.gather(all, steps);
     }
-    return world.conclude(world.speaks() ? judge_all(given, all, data, known, records) : right);
+    return judge_all(world, given, all, data, known, records);
 }
 
 } // namespace demo

@@ -1,5 +1,5 @@
 // mixed_batch: an engine's step loop in which some requests prefill while others decode, over ranks that share a
-// sharded KV cache, compared with an unsharded run. The loop is in serve.cpp.
+// sharded KV cache, compared with an unsharded run. The loop is in serve.hpp.
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -10,30 +10,22 @@
 #include <ctxpar/core/error.hpp>
 
 #include "options.hpp"
+#include "processes.hpp"
+#include "run.hpp"
 #include "serve.hpp"
-#include "unsharded.hpp"
-#include "watch.hpp"
 
 namespace {
 
 using namespace demo;
 
-int run(const options& given) {
+int run_over_threads(const options& given) {
     const ctxpar::mesh ranks = given.ranks(); // refuses an illegal topology
-    fmt::print("TP {} x PCP {}, DCP {}, interleave {}; GQA, {} query and {} KV heads of {}, {} layers, chunks of {}\n",
-               given.sizes.tp, given.sizes.pcp, given.sizes.dcp, given.interleave, options::q_heads, given.kv_heads,
-               options::head_dim, options::layers, given.chunk);
-    const std::vector<unsharded_step> right = run_unsharded(given);
-    watch found(given, right);
-    ctxpar::run_local_ranks(static_cast<int>(ranks.world_size()), {}, [&](ctxpar::local_communicator& world) {
-        watch own(given, right);
-        serve(world, given, world.rank() == 0 ? found : own);
+    return run(given, true, [&](const std::vector<unsharded_step>& right, watch& found) {
+        ctxpar::run_local_ranks(static_cast<int>(ranks.world_size()), {}, [&](ctxpar::local_communicator& world) {
+            watch own(given, right);
+            serve(world, given, world.rank() == 0 ? found : own);
+        });
     });
-    const bool pass = found.worst() <= watch::bound && found.as_expected();
-    fmt::print("{}: the worst row is {:.1e} from the unsharded run, and may be {:.0e} (relative L2); {}\n",
-               pass ? "pass" : "FAIL", found.worst(), watch::bound,
-               found.as_expected() ? "the sampled tokens are the same" : "sampled tokens or bytes differ");
-    return pass ? 0 : 1;
 }
 
 } // namespace
@@ -41,7 +33,7 @@ int run(const options& given) {
 int main(int argc, char** argv) {
     const options given = parse_options(argc, argv);
     try {
-        return run(given);
+        return given.mpi ? run_over_processes(given) : run_over_threads(given);
     } catch (const ctxpar::config_error& problem) {
         fmt::print(stderr, "mixed_batch: {}\n", problem.what());
         return 2;

@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* about =
     "Serves four requests in steps in which some prefill while others decode, over TP x PCP ranks that share a sharded "
-    "KV cache, and compares every row with an unsharded run. Ranks are threads of this process.";
+    "KV cache, and compares every row with an unsharded run. Ranks are threads of this process, or the "
+    "processes that mpirun starts.";
 
 constexpr const char* notes = "Exit status: 0 right, 1 wrong result, 2 wrong usage or illegal configuration.";
 
@@ -44,6 +45,11 @@ options parse_options(int argc, char** argv) {
     app.add_option("--path", path, "how the rows of prefills meet keys: gather_q, gather_kv or automatic (automatic)")
         ->check(CLI::IsMember({"automatic", "gather_q", "gather_kv"}));
     app.add_option("--seed", given.seed, "of the model (1)");
+    std::string comm;
+    app.add_option("--comm", comm,
+                   "how ranks communicate: local, as threads of one process (local), or mpi, as processes that mpirun "
+                   "has started")
+        ->check(CLI::IsMember({"local", "mpi"}));
     std::string fault;
     app.add_option("--inject", fault, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"computed_short"}));
@@ -55,6 +61,7 @@ options parse_options(int argc, char** argv) {
     given.path = std::map<std::string, prefill_path>{{"automatic", prefill_path::automatic},
                                                      {"gather_q", prefill_path::gather_q},
                                                      {"gather_kv", prefill_path::gather_kv}}[path];
+    given.mpi = comm == "mpi";
     given.computed_short = !fault.empty();
     return given;
 }

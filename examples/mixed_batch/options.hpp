@@ -15,6 +15,7 @@ struct options {
     std::int64_t chunk = 128; // tokens of one prompt in a step, at most
     ctxpar::prefill_path path = ctxpar::prefill_path::automatic;
     std::uint64_t seed = 1;
+    bool mpi = false;            // ranks are processes, not threads
     bool computed_short = false; // the injected fault
 
     std::int64_t kv_heads = 1;

@@ -33,26 +33,24 @@ void watch::compare(std::int64_t layer, const std::vector<float>& got, std::int6
     error_ = std::max(error_, worst_row(right_[step_], layer, got, rows, first_head));
 }
 
-void watch::step_ends(ctxpar::local_communicator& world, const step_input& in, const ctxpar::prefill_step& step,
-                      const std::vector<std::int64_t>& sampled) {
-    struct finding {
-        double error;
-        bool as_expected;
-    };
+watch::finding watch::found(const step_input& in, const ctxpar::prefill_step& step,
+                            const std::vector<std::int64_t>& sampled) const {
     const unsharded_step& right = right_[step_];
     finding own{error_, bytes_ == step.schedule.bytes_sent() * options::layers};
     for (std::size_t i = 0; i < sampled.size(); ++i)
         own.as_expected = own.as_expected && (!in.samples[i] || sampled[i] == right.sampled[i]);
+    return own;
+}
 
-    std::vector<finding> all(static_cast<std::size_t>(world.size()));
-    world.all_gather(&own, all.data(), sizeof(finding), {}, {"findings"});
+void watch::conclude(const std::vector<finding>& all, bool prints, const step_input& in,
+                     const ctxpar::prefill_step& step) {
     double error = 0.0;
     for (const finding& each : all) {
         error = std::max(error, each.error);
         as_expected_ = as_expected_ && each.as_expected;
     }
     worst_ = std::max(worst_, error);
-    if (world.rank() == 0) {
+    if (prints) {
         if (step_ == 0)
             fmt::print(line, "step", "rows", "a rank", "bytes sent", "error", "prefills meet their keys", "");
         fmt::print(line, step_, in.rows(), step.rows(), grouped(bytes_), fmt::format("{:.1e}", error),

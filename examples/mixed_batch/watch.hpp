@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <ctxpar/comm/local.hpp>
+#include <ctxpar/comm/communicator.hpp>
 #include <ctxpar/prefill/step.hpp>
 
 #include "options.hpp"
@@ -31,8 +31,14 @@ public:
     void compare(std::int64_t layer, const std::vector<float>& got, std::int64_t rows, std::int64_t first_head);
 
     // All ranks tell each other what they found; rank 0 prints.
-    void step_ends(ctxpar::local_communicator& world, const step_input& in, const ctxpar::prefill_step& step,
-                   const std::vector<std::int64_t>& sampled);
+    template <ctxpar::communicator Communicator>
+    void step_ends(Communicator& world, const step_input& in, const ctxpar::prefill_step& step,
+                   const std::vector<std::int64_t>& sampled) {
+        const finding own = found(in, step, sampled);
+        std::vector<finding> all(static_cast<std::size_t>(world.size()));
+        world.all_gather(&own, all.data(), sizeof(finding), {}, {"findings"});
+        conclude(all, world.rank() == 0, in, step);
+    }
 
     // The largest error of a row, over all ranks and steps.
     double worst() const { return worst_; }
@@ -40,6 +46,15 @@ public:
     bool as_expected() const { return as_expected_; }
 
 private:
+    // Of one rank in one step.
+    struct finding {
+        double error;
+        bool as_expected;
+    };
+    finding found(const step_input& in, const ctxpar::prefill_step& step,
+                  const std::vector<std::int64_t>& sampled) const;
+    void conclude(const std::vector<finding>& all, bool prints, const step_input& in, const ctxpar::prefill_step& step);
+
     const options& given_;
     const std::vector<unsharded_step>& right_;
     std::size_t step_ = 0;

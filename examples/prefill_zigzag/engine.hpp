@@ -38,8 +38,4 @@ struct record {
     double seconds() const; // from the first rank's start to the last one's end
 };
 
-// Fills a cache and runs all configurations of one DCP size over it.
-std::vector<record> run_configurations(const problem& all, const prompt_data& data,
-                                       const std::vector<configuration>& runs);
-
 } // namespace demo

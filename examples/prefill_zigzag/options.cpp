@@ -10,7 +10,7 @@ namespace {
 constexpr const char* about =
     "Prefills the last rows of a long prompt over PCP ranks that share a sharded KV cache, once for every way in which "
     "rows can meet the keys of other ranks, and compares outputs and LSEs with an unsharded double-precision "
-    "reference. Ranks are threads of this process.";
+    "reference. Ranks are threads of this process, or the processes that mpirun starts.";
 
 constexpr const char* notes =
     "The first TOKENS - CHUNK tokens are filled by append, CHUNK at a time. The long form is --tokens 131072 --chunk "
@@ -48,9 +48,11 @@ options parse_options(int argc, char** argv) {
     app.add_option("--backend", given.backend,
                    "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
         ->check(CLI::IsMember({"cpu", "cuda"}));
-    app.add_option("--comm", given.comm,
-                   "how ranks communicate: local, as threads of one process, or, with a GPU for each of them, nccl")
-        ->check(CLI::IsMember({"local", "nccl"}));
+    app.add_option(
+           "--comm", given.comm,
+           "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
+           "or, with a GPU for each of them, nccl")
+        ->check(CLI::IsMember({"local", "mpi", "nccl"}));
     app.add_option("--seed", given.seed, "of the random data (1)");
     app.add_option("--inject", given.inject, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"context_short", "chunks_swapped", "pad_kept"}));

@@ -80,7 +80,8 @@ problem make_problem(const options& given) {
     all.on_gpus = given.backend == "cuda";
     all.through_nccl = given.comm == "nccl";
     ctxpar::require(all.on_gpus || !all.through_nccl, "comm",
-                    "--comm nccl is for --backend cuda; ranks on a CPU are threads of one process, --comm local");
+                    "--comm nccl is for --backend cuda; ranks on a CPU are threads of one process, --comm local, or "
+                    "processes, --comm mpi");
     all.seed = given.seed;
     all.injected = fault_named(given.inject);
     all.configurations = configurations_of(given);

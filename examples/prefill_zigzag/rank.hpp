@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ctxpar/attention/gqa.hpp>
-#include <ctxpar/comm/local.hpp>
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/policy.hpp>
 #include <ctxpar/prefill.hpp>
@@ -17,15 +16,16 @@
 
 namespace demo {
 
+template <ctxpar::communicator Communicator>
 class prefill_rank {
 public:
     using attention = ctxpar::gqa<ctxpar::bf16, ctxpar::dynamic, ctxpar::dynamic>;
     using policy = ctxpar::policy<attention, ctxpar::interleave<>, ctxpar::merge::a2a>;
-    using prefiller = ctxpar::prefiller<policy, faulty_backend, ctxpar::local_communicator>;
+    using prefiller = ctxpar::prefiller<policy, faulty_backend, Communicator>;
 
     // `blocks` are the request's block ids, the same on every rank; `memory` is this rank's pool.
     prefill_rank(const problem& all, const prompt_data& data, std::int64_t dcp, const std::vector<std::int32_t>& blocks,
-                 const pool& memory, ctxpar::local_communicator& world);
+                 const pool& memory, Communicator& world);
 
     // Writes the context, chunk by chunk, without attending to it. All ranks, as all that follows.
     void fill(progress& bar);
@@ -50,8 +50,8 @@ private:
     const prompt_data& data_;
     std::int64_t dcp_;
     const pool& memory_;
-    ctxpar::local_communicator& world_;
-    rank_groups<> groups_;
+    Communicator& world_;
+    rank_groups<Communicator> groups_;
     ctxpar::block_table table_;
 };
 
