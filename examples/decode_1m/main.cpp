@@ -32,6 +32,7 @@ struct threads {
     void run(const problem& all, const Fn& fn) {
         ctxpar::run_local_ranks(static_cast<int>(own_ranks(all)), {std::chrono::minutes(30)}, fn);
     }
+    std::int64_t reading_threads(const problem&, const engine& ranks) const { return ranks.reading_threads(); }
     void gather(facts&) {}
     void gather(const problem&, record&) {}
     void end() {}

@@ -1,8 +1,10 @@
 #include "processes.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/processes.hpp"
@@ -17,10 +19,11 @@ class process_world {
 public:
     using communicator = processes::communicator;
 
-    explicit process_world(processes& all) : all_(all) {}
+    // Of all processes.
+    explicit process_world(processes& all) : all_(all), share_(static_cast<double>(all.on_this_host()) / all.size()) {}
 
     bool speaks() const { return all_.speaks(); }
-    double share() const { return static_cast<double>(all_.on_this_host()) / all_.size(); }
+    double share() const { return share_; }
     std::int64_t own_ranks(const problem&) const { return 1; }
     template <class Fn>
     void first(const Fn& fn) {
@@ -33,17 +36,19 @@ public:
         all_.run(fn);
     }
 
+    // As many as the ranks of this host keep busy; the speaker learns it when all have filled their caches.
+    std::int64_t reading_threads(const problem& all, const process_engine&) const {
+        (void)all_.gathered(share_);
+        const auto cores = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
+        const double ranks = share() * static_cast<double>(all.ranks().world_size());
+        return static_cast<std::int64_t>(std::min(cores, ranks * static_cast<double>(all.threads_per_rank)));
+    }
     void gather(facts& known) {
         const std::vector<facts> found = all_.gathered(known);
         if (!speaks()) return;
         known.pool_bytes = 0;
-        known.ceiling = 0.0;
-        known.reading_threads = 0;
-        for (const facts& each : found) {
-            known.pool_bytes += each.pool_bytes;
-            known.ceiling += each.ceiling;
-            known.reading_threads += each.reading_threads;
-        }
+        for (const facts& each : found) known.pool_bytes += each.pool_bytes;
+        known.ceiling /= share(); // of all hosts, where they are alike
     }
 
     // Clocks of hosts differ: a step takes as long as it took the slowest rank.
@@ -67,6 +72,7 @@ public:
 
 private:
     processes& all_;
+    double share_;
 };
 
 } // namespace

@@ -8,6 +8,7 @@
 //   agree(all)                 gives all processes the problem's tokens
 //   make_engine(all, data)     the engine of this process's ranks
 //   run(all, fn)               fn(communicator) on each of them; returns when all have ended
+//   reading_threads(all, ranks)   that read at once to see what this host's memory gives
 //   gather(known), gather(all, steps)   gives the process that speaks what the others have
 //   end()                      prints, after all else for a person, what there is to say of the processes
 #pragma once
@@ -75,8 +76,8 @@ facts fill(World& world, const problem& all, const std::vector<std::string>& mer
     known.pool_bytes = ranks.pool_bytes();
     known.kv_bytes_per_rank =
         known.pool_bytes / static_cast<std::size_t>(world.own_ranks(all)); // every rank has the same
-    known.reading_threads = ranks.reading_threads();
-    known.ceiling = ranks.read_bandwidth(known.reading_threads);
+    known.reading_threads = world.reading_threads(all, ranks);
+    if (world.speaks()) known.ceiling = ranks.read_bandwidth(known.reading_threads); // while other processes wait
     world.gather(known);
     return known;
 }
