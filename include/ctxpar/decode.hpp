@@ -185,7 +185,7 @@ private:
     // On what the decoders are, before the first plan, and on the plan.
     void agree(const decode_step& step, stream_type stream) {
         if (group_size(groups_.kv) <= 1 || groups_.kv->checks() == check_level::off) return;
-        if (!std::exchange(has_agreed_, true)) detail::decoder_facts(policy_, shape_, mesh_).agree(groups_.kv, stream);
+        if (!has_agreed_) has_agreed_ = detail::decoder_facts(policy_, shape_, mesh_).agree(groups_.kv, stream);
         groups_.kv->agree(step.digest, "decode plan", stream);
     }
 
