@@ -82,6 +82,14 @@ void steps(mpi_communicator& comm, int count, std::size_t bytes = 1000) {
     for (int i = 0; i < count; ++i) gather(comm, bytes);
 }
 
+// The part of rank 0 to the others has `first` bytes.
+void exchange(mpi_communicator& comm, std::size_t first) {
+    std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()), 20'000'000);
+    sizes[0] = first;
+    std::vector<std::byte> send(20'000'001 * sizes.size()), recv(send.size());
+    comm.all_to_all(send.data(), sizes, recv.data(), sizes, {});
+}
+
 // Steps of a decoder, on ranks that may not be made alike; one request of up to 100 tokens.
 template <std::int64_t Interleave, class Merge>
 void decode_steps(mpi_communicator& comm, std::int64_t heads_of_rank = 4, std::int64_t refused_step = -1) {
@@ -220,6 +228,15 @@ const std::map<std::string, scenario>& scenarios() {
                   steps(comm, 1);
               });
           }}},
+        {"sends_other_sizes_of_large_data",
+         {[](mpi_communicator& comm) { learn([&] { exchange(comm, 20'000'001); }); },
+          [](mpi_communicator& comm) { learn([&] { exchange(comm, 20'000'000); }); }}},
+        {"comes_when_others_have_left",
+         {[](mpi_communicator& comm) {
+              std::this_thread::sleep_for(2 * timeout);
+              go_on_large(comm);
+          },
+          go_on_large}},
         {"leaves_early",
          {[](mpi_communicator& comm) {
               steps(comm, 20);

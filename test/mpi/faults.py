@@ -36,6 +36,7 @@ EXPECTED = {
     "killed_while_it_sends": (LATE | TOLD, None),
     "stopped": (LATE, None),
     "exits": (LATE, None),
+    "comes_when_others_have_left": (LATE | TOLD, LATE | TOLD),  # MPICH loses what ranks said last when they end
     "leaves_early": (LATE, None),
     "never_comes": (LATE, None),
     "throws": (TOLD, {"thrown"}),
@@ -47,6 +48,7 @@ EXPECTED = {
     "calls_with_another_type": (FOUND, FOUND),
     "calls_for_another_plan": (DIFFER, DIFFER),
     "sends_other_sizes": (FOUND_OR_TOLD, FOUND_OR_TOLD),
+    "sends_other_sizes_of_large_data": (FOUND_OR_TOLD, FOUND_OR_TOLD),
     "decodes_with_another_interleave": (DIFFER, DIFFER),
     "decodes_with_another_merge": (DIFFER, DIFFER),
     "decodes_with_other_heads": (DIFFER, DIFFER),
@@ -120,7 +122,7 @@ def run_in(folder, implementation, launcher, program, scenario):
         is_named = f"rank {VICTIM}" in text or scenario == "never_comes"  # MPI does not tell who made no duplicate
         if rank != VICTIM and not is_named:
             problems.append(f"rank {rank} does not name rank {VICTIM}: {text}")
-        limit = TIMEOUT_MS + (SLACK_MS if code in LATE else 0)
+        limit = TIMEOUT_MS + (SLACK_MS if LATE <= allowed else 0)
         if waited > limit and code != "thrown":
             problems.append(f"rank {rank} waited {waited} ms, more than {limit}")
     if problems:

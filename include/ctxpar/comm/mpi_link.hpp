@@ -184,14 +184,15 @@ private:
         bool is_compared = false;
         while (true) {
             mail_.look();
-            receive_payloads(part_of);
             fail_if_told(call, [this](int peer, const mpi_record& told) { return &told == mail_.record_of(peer); });
             if (!is_compared && missing_ranks().empty()) {
                 compare(call);
                 is_compared = true;
+                mail_.look(); // a peer may have failed since it called
             }
             const bool may_differ = !is_compared && mpi_clock::now() - start_ < patience();
             fail_if_told(call, [&](int peer, const mpi_record&) { return !may_differ && !is_done(peer); });
+            if (is_compared) receive_payloads(part_of);
             if (mail_.error() != MPI_SUCCESS) fail_with(error_of_mpi(), call);
             if (is_compared && unfinished_ranks().empty()) return;
             const auto waited = mpi_clock::now() - start_;
@@ -200,8 +201,9 @@ private:
         }
     }
 
-    // A payload is received once its peer has said that it is as long as this rank expects: some transports write what
-    // is longer past the end of the buffer.
+    // Payload moves between ranks whose calls are known to fit, and which have not failed. Some transports write what
+    // is longer than expected past the end of the buffer; and some end this process where a peer that is gone was read
+    // from.
     template <class PartOf>
     void receive_payloads(const PartOf& part_of) {
         for (int peer = 0; peer < size(); ++peer) {
@@ -336,6 +338,7 @@ private:
     [[noreturn, gnu::cold]] void fail_with(local_failure failure, const local_call& call) {
         failure_ = std::move(failure);
         mail_.tell(failure_.text);
+        mail_.settle(std::min<mpi_clock::duration>(options_.timeout, std::chrono::milliseconds(200)));
         raise_error(failure_.code, operation_text(call), failure_.text);
     }
     [[noreturn, gnu::cold]] void raise_error(const std::string& code, const std::string& operation,

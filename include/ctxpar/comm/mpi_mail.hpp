@@ -94,8 +94,9 @@ struct mpi_record {
     local_operation operation = local_operation::wait;
     scalar_type type = scalar_type::bytes;
     check_level checks = check_level::off;
-    bool is_failure = false; // the payload is its text
-    char what[64] = {};      // of the note, ends with a zero
+    bool is_failure = false;   // the payload is its text
+    bool is_receiving = false; // with is_failure: it may still read what the rank that gets this has sent
+    char what[63] = {};        // of the note, ends with a zero
     std::byte payload[payload_bytes];
 };
 static_assert(sizeof(mpi_record) == mpi_record::total_bytes);
@@ -130,8 +131,7 @@ public:
     // The first error of the calls of MPI since begin().
     int error() const { return error_; }
 
-    // --- One call
-    // -----------------------------------------------------------------------------------------------------
+    // --- One call ----------------------------------------------------------------------------------------------------
 
     // Room for the payload that a call sends and receives in messages of their own.
     void begin(std::size_t sent, std::size_t received) {
@@ -145,10 +145,14 @@ public:
     mpi_record& outgoing(int peer) { return memory_->outgoing[at(peer)]; }
 
     void send_record(int peer, std::size_t payload_bytes) {
-        start(message::send, peer, &outgoing(peer), mpi_record::head_bytes + payload_bytes, tag_);
+        start(message_kind::send, peer, &outgoing(peer), mpi_record::head_bytes + payload_bytes, tag_);
     }
-    void send_payload(int peer, std::byte* from, std::size_t bytes) { start_all(message::send, peer, from, bytes); }
-    void receive_payload(int peer, std::byte* to, std::size_t bytes) { start_all(message::receive, peer, to, bytes); }
+    void send_payload(int peer, std::byte* from, std::size_t bytes) {
+        start_all(message_kind::send, peer, from, bytes);
+    }
+    void receive_payload(int peer, std::byte* to, std::size_t bytes) {
+        start_all(message_kind::receive, peer, to, bytes);
+    }
 
     // Takes note of the messages that have ended.
     void look() {
@@ -170,7 +174,8 @@ public:
 
     // Whether this call's messages to and from the peer have ended.
     bool is_done(int peer) const {
-        return peer == rank_ || (peers_[at(peer)].queued > 0 && peers_[at(peer)].messages_left == 0);
+        const peer_state& state = peers_[at(peer)];
+        return peer == rank_ || (state.queued > 0 && state.sends_left == 0 && state.receives_left == 0);
     }
 
     // What a peer has told of its failure. Where it did so after this call, it is done with this call.
@@ -197,6 +202,8 @@ public:
         comm_->is_abandoned = true;
         mpi_record& record = memory_->last_words;
         record.is_failure = true;
+        record.is_receiving =
+            std::any_of(peers_.begin(), peers_.end(), [](const peer_state& state) { return state.receives_left > 0; });
         record.sent = std::min(reason.size(), mpi_record::payload_bytes);
         std::memcpy(record.payload, reason.data(), record.sent);
         memory_->last_requests.assign(peers_.size(), MPI_REQUEST_NULL);
@@ -207,6 +214,16 @@ public:
         int all = 0;
         for (int i = 0; i < 100 && all == 0; ++i)
             MPI_Testall(size(), memory_->last_requests.data(), &all, MPI_STATUSES_IGNORE);
+    }
+
+    // After tell(): waits for the messages of this call that peers may still read or write, at most so long. Where MPI
+    // copies between processes, one that ended before would take its peers with it.
+    [[gnu::cold]] void settle(mpi_clock::duration limit) {
+        const mpi_clock::time_point start = mpi_clock::now();
+        while (is_any_under_way() && mpi_clock::now() - start < limit) {
+            std::this_thread::yield();
+            look();
+        }
     }
 
 private:
@@ -221,14 +238,35 @@ private:
         std::vector<MPI_Request> last_requests;
     };
     struct peer_state {
-        int queued = 0;        // records that are here: of this call, and perhaps of the next
-        int first = 0;         // which of the two places has the older
-        int messages_left = 0; // of this call, to it and from it
+        int queued = 0;     // records that are here: of this call, and perhaps of the next
+        int first = 0;      // which of the two places has the older
+        int sends_left = 0; // messages of this call
+        int receives_left = 0;
     };
-    enum class message : std::uint8_t { send, receive };
+    enum class message_kind : std::uint8_t { send, receive };
+    struct message {
+        int peer = 0;
+        message_kind kind = message_kind::send;
+    };
 
     static std::size_t at(int i) { return static_cast<std::size_t>(i); }
     mpi_record& incoming(int peer, int i) { return memory_->incoming[at(2 * peer + (peers_[at(peer)].first + i) % 2)]; }
+
+    int& left(const message& which) {
+        peer_state& state = peers_[at(which.peer)];
+        return which.kind == message_kind::send ? state.sends_left : state.receives_left;
+    }
+
+    // Whether a peer may be about to read what this rank has sent, or the other way round.
+    bool is_any_under_way() {
+        for (int peer = 0; peer < size(); ++peer) {
+            const peer_state& state = peers_[at(peer)];
+            const mpi_record* const told = failure_of(peer);
+            const bool is_read = told == nullptr || told->is_receiving;
+            if (state.receives_left > 0 || (state.sends_left > 0 && is_read)) return true;
+        }
+        return false;
+    }
 
     void keep(int result) {
         if (error_ == MPI_SUCCESS) error_ = result;
@@ -241,21 +279,21 @@ private:
     }
 
     // In as many messages as it takes.
-    void start_all(message kind, int peer, std::byte* data, std::size_t bytes) {
+    void start_all(message_kind kind, int peer, std::byte* data, std::size_t bytes) {
         for (std::size_t from = 0; from < bytes; from += message_bytes_)
             start(kind, peer, data + from, std::min(message_bytes_, bytes - from), tag_ + 1);
     }
-    void start(message kind, int peer, void* data, std::size_t bytes, int tag) {
+    void start(message_kind kind, int peer, void* data, std::size_t bytes, int tag) {
         MPI_Request& request = memory_->requests.emplace_back(MPI_REQUEST_NULL);
         const int count = static_cast<int>(bytes);
-        keep(kind == message::send ? MPI_Isend(data, count, MPI_BYTE, member(peer), tag, comm_->handle, &request)
-                                   : MPI_Irecv(data, count, MPI_BYTE, member(peer), tag, comm_->handle, &request));
-        messages_.push_back(peer);
-        ++peers_[at(peer)].messages_left;
+        keep(kind == message_kind::send ? MPI_Isend(data, count, MPI_BYTE, member(peer), tag, comm_->handle, &request)
+                                        : MPI_Irecv(data, count, MPI_BYTE, member(peer), tag, comm_->handle, &request));
+        messages_.push_back({peer, kind});
+        ++left(messages_.back());
     }
     void end(int request) {
         if (request >= size()) {
-            --peers_[at(messages_[at(request - size())])].messages_left;
+            --left(messages_[at(request - size())]);
         } else if (++peers_[at(request)].queued < 2) {
             post_record(request);
         }
@@ -282,7 +320,7 @@ private:
     std::size_t message_bytes_;
     std::unique_ptr<buffers> memory_;
     std::vector<peer_state> peers_;
-    std::vector<int> messages_; // the peer of each request of this call
+    std::vector<message> messages_; // [request of this call]
     std::vector<int> ended_;
     std::vector<MPI_Status> statuses_;
     int error_ = MPI_SUCCESS;
