@@ -50,11 +50,19 @@ void check_types() {
     latent.query_width = 42;
     latent.value_width = 33;
     latent.latent = true;
+    attend_sizes streamed = grouped; // rows are read where they lie
+    streamed.query_width = 96;
+    streamed.value_width = 64;
+    attend_sizes streamed_latent = latent;
+    streamed_latent.query_width = 96;
+    streamed_latent.value_width = 64;
     for (const scaled kind : {scaled::not_at_all, scaled::tensor, scaled::head, scaled::token}) {
         CAPTURE(static_cast<int>(kind));
-        grouped.order = kind == scaled::head ? page_order::hnd : page_order::nhd;
+        grouped.order = streamed.order = kind == scaled::head ? page_order::hnd : page_order::nhd;
         check_case<O>(plain::attend_case<Q, Kv>(grouped, requests, course::random, 70, kind));
         check_case<O>(plain::attend_case<Q, Kv>(latent, requests, course::rising, 71, kind));
+        check_case<O>(plain::attend_case<Q, Kv>(streamed, requests, course::random, 70, kind));
+        check_case<O>(plain::attend_case<Q, Kv>(streamed_latent, requests, course::rising, 71, kind));
     }
 }
 

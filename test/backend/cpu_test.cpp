@@ -42,6 +42,23 @@ plain::batch random_batch(std::mt19937_64& random) {
 
 } // namespace
 
+TEST_CASE("A backend works on the threads that its engine lends it") {
+    cpu::executor lent;
+    std::int64_t given = 0;
+    lent.context = &given;
+    lent.threads = 2;
+    lent.run = [](void* context, std::int64_t items, cpu::executor::work_function work, const void* data) {
+        for (std::int64_t item = 0; item < items; ++item) work(data, item, item % 2);
+        *static_cast<std::int64_t*>(context) += items;
+    };
+    cpu_backend backend({.executor = lent});
+    CHECK(backend.threads() == 2);
+    std::vector<float> memory(5 * 2 * 3, 1.0F);
+    backend.clear_rows(dense_view(memory.data(), 5, 2, 3), {});
+    CHECK(given == 5);
+    CHECK(memory == std::vector<float>(memory.size(), 0.0F));
+}
+
 TEST_CASE("A backend has the threads it was asked for, and refuses none and thousands") {
     CHECK(cpu_backend().threads() == 1);
     CHECK(cpu_backend({.threads = 3}).threads() == 3);

@@ -1,9 +1,12 @@
 // The choice of an instruction set.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <string>
 
-#include <ctxpar/backend/cpu/isa.hpp>
+#include <support/refusal.hpp>
+
+#include <ctxpar/backend/cpu.hpp>
 
 using namespace ctxpar::cpu;
 
@@ -24,4 +27,21 @@ TEST_CASE("The chosen instruction set is the widest that the processor has, each
 #else
     CHECK(best == isa::portable);
 #endif
+}
+
+TEST_CASE("The environment may ask for fewer instructions, and not for what there is not") {
+    const char* const before = std::getenv("CTXPAR_CPU");
+    const std::string kept = before == nullptr ? "" : before;
+    for (const isa set : {isa::portable, isa::avx2, isa::avx512}) {
+        if (set > best_isa()) continue;
+        setenv("CTXPAR_CPU", name_of(set), 1);
+        CHECK(default_isa() == set);
+        CHECK(ctxpar::cpu_backend().instructions() == set);
+    }
+    setenv("CTXPAR_CPU", "sse9", 1);
+    const auto refusal = ctxpar_test::refusal_of([] { ctxpar::cpu_backend(); });
+    CHECK(ctxpar_test::says(refusal, "instructions", {"sse9", "portable"}));
+    setenv("CTXPAR_CPU", "", 1);
+    CHECK(default_isa() == best_isa());
+    before == nullptr ? unsetenv("CTXPAR_CPU") : setenv("CTXPAR_CPU", kept.c_str(), 1);
 }

@@ -127,3 +127,46 @@ TEST_CASE("One thread does everything itself, in order") {
 TEST_CASE("A pool of no threads, or of thousands, is refused") {
     for (const std::int64_t threads : {0, -1, 4097}) CHECK(refusal(threads) == "threads");
 }
+
+namespace {
+
+// An engine's threads, that count what they are given.
+struct engine_threads {
+    thread_pool pool{3};
+    std::int64_t runs = 0;
+
+    cpu::executor lend() {
+        cpu::executor lent;
+        lent.context = this;
+        lent.threads = pool.threads();
+        lent.run = [](void* context, std::int64_t items, cpu::executor::work_function work, const void* data) {
+            auto& self = *static_cast<engine_threads*>(context);
+            ++self.runs;
+            self.pool.run(items, [&](std::int64_t item, std::int64_t thread) { work(data, item, thread); });
+        };
+        return lent;
+    }
+};
+
+} // namespace
+
+TEST_CASE("Work is given to the engine's threads where it lends them") {
+    engine_threads engine;
+    thread_pool pool(engine.lend());
+    CHECK(pool.threads() == 3);
+    for (const std::int64_t items : {0, 1, 5, 1000})
+        CHECK(counts(pool, items) == std::vector<int>(static_cast<std::size_t>(items), 1));
+    CHECK(engine.runs == 4);
+    const auto refusal_of = [](const cpu::executor& lent) -> std::string {
+        try {
+            thread_pool refused(lent);
+        } catch (const config_error& problem) {
+            return problem.code();
+        }
+        return "";
+    };
+    CHECK(refusal_of({}) == "null");
+    cpu::executor none = engine.lend();
+    none.threads = 0;
+    CHECK(refusal_of(none) == "threads");
+}

@@ -2,6 +2,7 @@
 // its own version of this file in front of it on the include path.
 #pragma once
 
+#include "cpu_kernels.hpp"
 #include "local_ranks.hpp"
 
 namespace ctxpar_test {

@@ -18,8 +18,9 @@
 namespace ctxpar::inline v0_1 {
 
 struct cpu_options {
-    std::int64_t threads = 1; // of one rank, the caller's own included; results do not depend on it
-    cpu::isa instructions = cpu::best_isa();
+    std::int64_t threads = 1;                   // of one rank, the caller's own included; results do not depend on it
+    cpu::isa instructions = cpu::default_isa(); // CTXPAR_CPU=portable|avx2|avx512 forces one
+    cpu::executor executor{};                   // with a function: the engine's threads, in place of own ones
 };
 
 // A handle: copies share threads and counters. One operation at a time; a rank that overlaps operations uses two
@@ -35,8 +36,15 @@ public:
     static constexpr bool takes_intervals = true;
     static constexpr bool splits_keys = true;
 
+    // config_error "threads", "instructions".
     explicit cpu_backend(const cpu_options& options = {})
-        : state_(std::make_shared<shared_state>(options.threads)), instructions_(options.instructions) {}
+        : state_(options.executor.run != nullptr ? std::make_shared<shared_state>(options.executor)
+                                                 : std::make_shared<shared_state>(options.threads)),
+          instructions_(options.instructions) {
+        require(instructions_ <= cpu::best_isa(), "instructions", "a CPU backend was asked for ",
+                cpu::name_of(instructions_), " instructions; this processor has ", cpu::name_of(cpu::best_isa()),
+                " at most");
+    }
 
     std::int64_t threads() const { return state_->pool.threads(); }
     cpu::isa instructions() const { return instructions_; }
@@ -46,7 +54,7 @@ public:
 
     // fp32 numbers of scratch memory that one thread needs in attend.
     std::int64_t attend_thread_floats(std::int64_t query_width, std::int64_t value_width) const {
-        return cpu::attend_buffers::floats(query_width, value_width);
+        return cpu::attend_floats(query_width, value_width);
     }
 
     // The arrays of a step. Bad entries become empty and are counted in the status.
@@ -104,19 +112,22 @@ public:
         count();
         std::int64_t items = 0;
         bool split = false;
+        const auto items_of = [&](std::int64_t s) {
+            const std::int64_t wanted = (4 * threads() + args.plan.segments - 1) / args.plan.segments;
+            return cpu::segment_items(args, args.plan.arrays.segments[s], wanted);
+        };
         for (std::int64_t s = 0; s < args.plan.segments; ++s) {
-            items += cpu::segment_items(args, args.plan.arrays.segments[s]).count();
+            items += items_of(s).count();
             split = split || args.plan.arrays.segments[s].splits() > 1;
         }
         state_->pool.run(items, [&](std::int64_t index, std::int64_t thread) {
             std::int64_t s = 0;
             for (;; ++s) {
-                const std::int64_t here = cpu::segment_items(args, args.plan.arrays.segments[s]).count();
+                const std::int64_t here = items_of(s).count();
                 if (index < here) break;
                 index -= here;
             }
-            const cpu::segment_items all(args, args.plan.arrays.segments[s]);
-            cpu::attend_one(instructions_, args, all.item(args.plan.arrays.segments[s], index),
+            cpu::attend_one(instructions_, args, items_of(s).item(args.plan.arrays.segments[s], index),
                             args.scratch.threads + thread * args.scratch.thread_floats);
         });
         if (!split) return;
@@ -124,7 +135,7 @@ public:
             const segment& run = args.plan.arrays.segments[s];
             if (run.splits() <= 1) return;
             for (std::int64_t row = run.first_row; row < run.first_row + run.rows; ++row)
-                cpu::combine_splits(args, row, run.splits());
+                cpu::combine_splits(instructions_, args, row, run.splits());
         });
     }
 
@@ -135,15 +146,16 @@ public:
     void scale(const merge_parts<P, Base>& lses, std::int64_t own_part, const head_view<const P>& own,
                const head_view<P>& scaled, const state_origin& lse_first, const head_view<lse<OutBase>>& lse_out,
                stream_type) {
-        each_row(own.rows,
-                 [&](std::int64_t row) { cpu::scale_row(lses, own_part, row, own, scaled, lse_first, lse_out); });
+        each_row(own.rows, [&](std::int64_t row) {
+            cpu::scale_row(instructions_, lses, own_part, row, own, scaled, lse_first, lse_out);
+        });
     }
 
     // out = the merged output of all parts, by the rules of softmax_state.hpp.
     template <class P, class Out, lse_base Base, lse_base OutBase>
     void merge(const merge_parts<P, Base>& parts, const head_view<Out>& out, const head_view<lse<OutBase>>& lse_out,
                stream_type) {
-        each_row(out.rows, [&](std::int64_t row) { cpu::merge_row(parts, row, out, lse_out); });
+        each_row(out.rows, [&](std::int64_t row) { cpu::merge_row(instructions_, parts, row, out, lse_out); });
     }
 
     // Takes a partial state into those that have grown so far.
@@ -161,7 +173,7 @@ public:
     template <class P, class Out>
     void sum_parts(const void* const* parts, std::int64_t part_count, const head_view<const P>& shape,
                    const head_view<Out>& out, stream_type) {
-        each_row(out.rows, [&](std::int64_t row) { cpu::sum_row(parts, part_count, shape, row, out); });
+        each_row(out.rows, [&](std::int64_t row) { cpu::sum_row(instructions_, parts, part_count, shape, row, out); });
     }
 
     // Copies vectors to where they are sent from, each followed by the raw bits of its LSE.
@@ -174,7 +186,7 @@ public:
     // to = heads [first_head, first_head + to.heads) of `from`, converting where the types differ.
     template <class From, class To>
     void copy(const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to, stream_type) {
-        each_row(to.rows, [&](std::int64_t row) { cpu::copy_row(from, first_head, to, row); });
+        each_row(to.rows, [&](std::int64_t row) { cpu::copy_row(instructions_, from, first_head, to, row); });
     }
 
     // Row i of `to` is row rows[i] of `from`, or T{} for -1.
@@ -211,6 +223,7 @@ public:
 private:
     struct shared_state {
         explicit shared_state(std::int64_t threads) : pool(threads) {}
+        explicit shared_state(const cpu::executor& lent) : pool(lent) {}
         cpu::thread_pool pool;
         std::atomic<std::uint64_t> launches{0};
     };

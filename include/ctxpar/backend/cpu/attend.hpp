@@ -18,26 +18,14 @@
 
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cpu/combine.hpp>
 #include <ctxpar/backend/cpu/isa.hpp>
+#include <ctxpar/backend/cpu/item.hpp>
 #include <ctxpar/backend/cpu/lanes.hpp>
+#include <ctxpar/backend/cpu/stream_walk.hpp>
 #include <ctxpar/backend/cpu/tiles.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
-
-inline constexpr std::int64_t pair_block = 32;
-
-constexpr std::int64_t padded(std::int64_t width) {
-    return (width + pad_floats - 1) / pad_floats * pad_floats;
-}
-
-// One unit of work.
-struct attend_item {
-    const segment* run = nullptr;
-    std::int64_t kv_head = 0;
-    std::int64_t first_pair = 0; // pairs of the segment: pair = row_in_segment * heads_per_kv + head_in_group
-    std::int64_t pairs = 0;
-    std::int64_t split = 0; // 0 .. run->splits() - 1
-};
 
 // A thread's scratch memory, carved from floats.
 struct attend_buffers {
@@ -70,55 +58,37 @@ struct attend_buffers {
 // One thread's walk over the keys of an item.
 template <class Args>
 class attend_walk {
-    using query = std::remove_const_t<std::remove_reference_t<decltype(*std::declval<Args>().q.base)>>;
-    using stored = std::remove_const_t<std::remove_reference_t<decltype(*std::declval<Args>().cache.k.base)>>;
+    using query = typename item_view<Args>::query;
+    using stored = typename item_view<Args>::stored;
 
 public:
     attend_walk(isa set, const Args& args, const attend_item& item, float* scratch)
-        : args_(args), item_(item), kernels_(kernels_of(set)), widen_query_(widen_of<query>(set)),
-          widen_stored_(widen_of<stored>(set)), group_(args.q.heads / args.cache.kv_heads),
-          q_pad_(padded(args.q.width)), v_pad_(padded(args.out.width)),
+        : args_(args), item_(item), view_{args, item}, kernels_(kernels_of(set)), widen_query_(widen_of<query>(set)),
+          widen_stored_(widen_of<stored>(set)), q_pad_(padded(args.q.width)), v_pad_(padded(args.out.width)),
           buffers_(attend_buffers::carve(scratch, args.q.width, args.out.width)), shared_(values_in_keys(args.cache)) {}
 
     void run() {
         std::fill_n(buffers_.cell, item_.pairs * v_pad_, 0.0F);
         std::fill_n(buffers_.total, item_.pairs * v_pad_, 0.0F);
         for (std::int64_t i = 0; i < item_.pairs; ++i)
-            widen_query_(args_.q.at(row_of(i), head_of(i)), args_.q.width, buffers_.q + i * q_pad_);
-        const segment& run = *item_.run;
-        const std::int64_t split_begin = (run.first_split + item_.split) * run.split_tokens;
-        const std::int64_t begin = std::max(first_key(), split_begin) / tile_keys * tile_keys;
-        const std::int64_t end = std::min(last_key(), split_begin + run.split_tokens);
-        for (std::int64_t first = begin; first < end; first += tile_keys) {
+            widen_query_(args_.q.at(view_.row_of(i), view_.head_of(item_.kv_head, i)), args_.q.width,
+                         buffers_.q + i * q_pad_);
+        const std::int64_t end = view_.last_key();
+        for (std::int64_t first = view_.first_tile(); first < end; first += tile_keys) {
             add_tile(first);
             if ((first + tile_keys) % split_grain == 0 || first + tile_keys >= end) fold_cell();
         }
-        for (std::int64_t i = 0; i < item_.pairs; ++i) write(i);
+        for (std::int64_t i = 0; i < item_.pairs; ++i)
+            view_.write(item_.kv_head, i, total_[i], buffers_.total + i * v_pad_);
     }
 
 private:
-    // No row of the item sees a key outside [first_key(), last_key()): in a segment bounds never decrease; any of its
-    // rows may have a prefix.
-    std::int64_t first_key() const {
-        const visible_keys* const rows = args_.plan.arrays.rows;
-        const bool prefix = std::any_of(rows + row_of(0), rows + row_of(item_.pairs - 1) + 1,
-                                        [](const visible_keys& row) { return row.prefix > 0; });
-        return prefix ? 0 : std::max(item_.run->begin, rows[row_of(0)].lo);
-    }
-    std::int64_t last_key() const {
-        return std::min(item_.run->end, args_.plan.arrays.rows[row_of(item_.pairs - 1)].hi);
-    }
-    std::int64_t row_of(std::int64_t pair) const { return item_.run->first_row + (item_.first_pair + pair) / group_; }
-    std::int64_t head_of(std::int64_t pair) const {
-        return item_.kv_head * group_ + (item_.first_pair + pair) % group_;
-    }
-
     // What each pair sees of the tile; returns the union.
     std::uint32_t mask_tile(std::int64_t first) {
         std::uint32_t any = 0;
         for (std::int64_t i = 0; i < item_.pairs; ++i) {
-            const bool same_row = i > 0 && row_of(i) == row_of(i - 1);
-            mask_[i] = same_row ? mask_[i - 1] : args_.plan.arrays.rows[row_of(i)].tile_mask(first);
+            const bool same_row = i > 0 && view_.row_of(i) == view_.row_of(i - 1);
+            mask_[i] = same_row ? mask_[i - 1] : view_.seen_by(i).tile_mask(first);
             any |= mask_[i];
         }
         return any;
@@ -141,7 +111,7 @@ private:
 
     // Widens the keys that some row sees; the others, whose blocks may be gone, are zero and not touched.
     void load_tile(std::int64_t first, std::uint32_t any) {
-        const std::uint32_t ahead = args_.plan.arrays.rows[row_of(item_.pairs - 1)].tile_mask(first + tile_keys);
+        const std::uint32_t ahead = view_.seen_by(item_.pairs - 1).tile_mask(first + tile_keys);
         for (std::int64_t t = 0; t < tile_keys; ++t) {
             if ((ahead >> t & 1U) != 0) prefetch_key(first + tile_keys + t);
             if ((any >> t & 1U) == 0) {
@@ -235,33 +205,12 @@ private:
         std::fill_n(buffers_.cell, item_.pairs * v_pad_, 0.0F);
     }
 
-    // The pair's O and LSE, to the output or, where the segment has several splits, to the split's partials.
-    void write(std::int64_t i) {
-        const std::int64_t row = row_of(i);
-        const std::int64_t head = head_of(i);
-        const natural_lse lse_value = total_[i].finish();
-        const bool nothing = is_minus_infinity(lse_value.value);
-        const float* sum = buffers_.total + i * v_pad_;
-        if (item_.run->splits() > 1) {
-            const std::int64_t at = (item_.split * args_.out.rows + row) * args_.out.heads + head;
-            args_.scratch.split_lse[at] = lse_value;
-            float* to = args_.scratch.split_out + at * args_.out.width;
-            for (std::int64_t d = 0; d < args_.out.width; ++d) to[d] = nothing ? 0.0F : sum[d] / total_[i].sum;
-            return;
-        }
-        using element = std::remove_reference_t<decltype(*args_.out.base)>;
-        element* to = args_.out.at(row, head);
-        for (std::int64_t d = 0; d < args_.out.width; ++d)
-            to[d] = static_cast<element>(nothing ? 0.0F : sum[d] / total_[i].sum);
-        args_.lse_out.at(row, head)->value = lse_value.value;
-    }
-
     const Args& args_;
     const attend_item& item_;
+    item_view<Args> view_;
     tile_kernels kernels_;
     widen_function<query> widen_query_;
     widen_function<stored> widen_stored_;
-    std::int64_t group_; // query heads of a KV head
     std::int64_t q_pad_;
     std::int64_t v_pad_;
     attend_buffers buffers_;
@@ -272,41 +221,59 @@ private:
     running_softmax total_[pair_block];
 };
 
+// fp32 numbers of scratch memory that one thread needs.
+constexpr std::int64_t attend_floats(std::int64_t query_width, std::int64_t value_width) {
+    return std::max(attend_buffers::floats(query_width, value_width), stream_floats(query_width, value_width));
+}
+
 // Does one item with the kernels of an instruction set.
 template <class Args>
 void attend_one(isa set, const Args& args, const attend_item& item, float* scratch) {
-    attend_walk<Args>(set, args, item, scratch).run();
+    if (streams_keys(args, item.pairs)) {
+        stream_walk<Args>(set, args, item, scratch).run();
+    } else {
+        attend_walk<Args>(set, args, item, scratch).run();
+    }
 }
 
-// Items of one segment: (KV head, block of pairs, split), splits fastest. A segment without keys has one split, which
+// Items of one segment: (KV heads, block of pairs, split), splits fastest. A segment without keys has one split, which
 // writes the empty state.
 struct segment_items {
     std::int64_t kv_heads;
+    std::int64_t heads_of_item;
     std::int64_t pairs;
     std::int64_t splits;
 
+    // Items take fewer KV heads where there would be fewer than `wanted`; that changes no result.
     template <class Args>
-    segment_items(const Args& args, const segment& run)
-        : kv_heads(args.cache.kv_heads), pairs(run.rows * (args.q.heads / args.cache.kv_heads)),
-          splits(std::max<std::int64_t>(run.splits(), 1)) {}
+    segment_items(const Args& args, const segment& run, std::int64_t wanted = 1)
+        : kv_heads(args.cache.kv_heads), heads_of_item(1), pairs(run.rows * (args.q.heads / args.cache.kv_heads)),
+          splits(std::max<std::int64_t>(run.splits(), 1)) {
+        if (blocks() > 1 || !streams_keys(args, pairs)) return;
+        heads_of_item = heads_together(args, pairs);
+        while (heads_of_item > 1 && count() < wanted) heads_of_item = (heads_of_item + 1) / 2;
+    }
 
     std::int64_t blocks() const { return (pairs + pair_block - 1) / pair_block; }
-    std::int64_t count() const { return kv_heads * blocks() * splits; }
+    std::int64_t groups() const { return (kv_heads + heads_of_item - 1) / heads_of_item; }
+    std::int64_t count() const { return groups() * blocks() * splits; }
     attend_item item(const segment& run, std::int64_t index) const {
         attend_item one;
         one.run = &run;
         one.split = index % splits;
         one.first_pair = index / splits % blocks() * pair_block;
         one.pairs = std::min(pair_block, pairs - one.first_pair);
-        one.kv_head = index / splits / blocks();
+        one.kv_head = index / splits / blocks() * heads_of_item;
+        one.kv_heads = std::min(heads_of_item, kv_heads - one.kv_head);
         return one;
     }
 };
 
 // Merges the splits of one row, all heads.
 template <class Args>
-void combine_splits(const Args& args, std::int64_t row, std::int64_t splits) {
+void combine_splits(isa set, const Args& args, std::int64_t row, std::int64_t splits) {
     using element = std::remove_reference_t<decltype(*args.out.base)>;
+    const combine_function<float, element> combine = combine_of<float, element>(set);
     const std::int64_t step = args.out.rows * args.out.heads;
     for (std::int64_t head = 0; head < args.out.heads; ++head) {
         const std::int64_t first = row * args.out.heads + head;
@@ -314,17 +281,25 @@ void combine_splits(const Args& args, std::int64_t row, std::int64_t splits) {
         merge_weights<lse_base::natural> weights;
         for (std::int64_t s = 0; s < splits; ++s) weights.see(lses[s * step]);
         for (std::int64_t s = 0; s < splits; ++s) weights.add(lses[s * step]);
-        element* to = args.out.at(row, head);
-        for (std::int64_t d0 = 0; d0 < args.out.width; d0 += 64) {
-            const std::int64_t columns = std::min<std::int64_t>(64, args.out.width - d0);
-            float sum[64] = {};
-            for (std::int64_t s = 0; s < splits; ++s) {
-                if (!weights.has_weight(lses[s * step])) continue;
-                const float weight = weights.weight(lses[s * step]);
-                const float* from = args.scratch.split_out + (s * step + first) * args.out.width + d0;
-                for (std::int64_t d = 0; d < columns; ++d) sum[d] += weight * from[d];
-            }
-            for (std::int64_t d = 0; d < columns; ++d) to[d0 + d] = static_cast<element>(sum[d]);
+        const float* vectors[max_merge_parts];
+        float weight[max_merge_parts];
+        std::int64_t count = 0;
+        for (std::int64_t s = 0; s < splits; ++s) {
+            if (!weights.has_weight(lses[s * step])) continue;
+            float* const sum = args.scratch.split_out + (s * step + first) * args.out.width;
+            vectors[count] = sum;
+            weight[count++] = weights.weight(lses[s * step]);
+            if (count < max_merge_parts) continue; // what there is so far goes on as one vector
+            combine_of<float, float>(set)(vectors, weight, count, args.out.width, sum);
+            vectors[0] = sum;
+            weight[0] = 1.0F;
+            count = 1;
+        }
+        element* const to = args.out.at(row, head);
+        if (count == 0) {
+            std::fill_n(to, args.out.width, element(0.0F));
+        } else {
+            combine(vectors, weight, count, args.out.width, to);
         }
         args.lse_out.at(row, head)->value = weights.result().value;
     }

@@ -1,6 +1,11 @@
 // Which instruction set the CPU kernels use: one binary holds a body for each and chooses at run time. The source of
-// the body is the same; it is written in 16-lane vectors that the compiler maps to what there is.
+// the body is the same; it is written in vectors of lanes that the compiler maps to what there is.
 #pragma once
+
+#include <cstdlib>
+#include <string_view>
+
+#include <ctxpar/core/error.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
 
@@ -24,6 +29,18 @@ inline isa best_isa() {
 #else
     return isa::portable;
 #endif
+}
+
+// The one that the environment variable CTXPAR_CPU names, for tests and comparisons, or else the widest. config_error
+// "instructions" where this processor has no such instructions.
+inline isa default_isa() {
+    const char* const name = std::getenv("CTXPAR_CPU");
+    if (name == nullptr || *name == 0) return best_isa();
+    for (const isa set : {isa::portable, isa::avx2, isa::avx512})
+        if (set <= best_isa() && std::string_view(name) == name_of(set)) return set;
+    raise(config_error("instructions",
+                       sentence("CTXPAR_CPU is \"", name, "\", which this processor does not have; it has portable",
+                                best_isa() >= isa::avx2 ? ", avx2" : "", best_isa() >= isa::avx512 ? ", avx512" : "")));
 }
 
 } // namespace ctxpar::inline v0_1::cpu

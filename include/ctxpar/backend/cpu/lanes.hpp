@@ -75,7 +75,7 @@ CTXPAR_INLINE void store(const floats<W>& from, float* to) {
 }
 template <int W>
 CTXPAR_INLINE void fill(float value, floats<W>& to) {
-    to = floats<W>{} + value;
+    to = value - floats<W>{}; // a sum would not be folded: -0 + 0 is 0
 }
 
 // mask ? a : b, lane by lane; mask lanes are 0 or -1.

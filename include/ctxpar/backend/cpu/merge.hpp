@@ -1,4 +1,4 @@
-// Merging partial states on the CPU: weights once per (row, head), then plain loops over the columns.
+// Merging partial states on the CPU: weights once per (row, head), then a weighted sum over the columns.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,8 @@
 
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cpu/combine.hpp>
+#include <ctxpar/backend/cpu/isa.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
 
@@ -35,30 +37,25 @@ void write_lse(const head_view<lse<To>>& out, std::int64_t row, std::int64_t hea
 
 // One row, all heads: out = sum_i weight_i * O_i. A broken LSE makes the row NaN, whatever the payloads are.
 template <class P, class Out, lse_base Base, lse_base OutBase>
-void merge_row(const merge_parts<P, Base>& parts, std::int64_t row, const head_view<Out>& out,
+void merge_row(isa set, const merge_parts<P, Base>& parts, std::int64_t row, const head_view<Out>& out,
                const head_view<lse<OutBase>>& lse_out) {
-    constexpr std::int64_t step = 64;
+    const combine_function<P, Out> combine = combine_of<P, Out>(set);
+    const P* vectors[max_merge_parts]; // those that have weight
     float weight[max_merge_parts];
-    bool read[max_merge_parts];
     for (std::int64_t head = 0; head < out.heads; ++head) {
         const merge_weights<Base> weights = weights_of(parts, row, head);
-        for (std::int64_t i = 0; i < parts.count; ++i) {
+        std::int64_t count = 0;
+        for (std::int64_t i = 0; i < parts.count && !weights.broken(); ++i) {
             const lse<Base> part = parts.lse_of(i, row, head);
-            read[i] = !weights.broken() && weights.has_weight(part, parts.empty(i, row));
-            weight[i] = weights.weight(part, parts.empty(i, row));
+            if (!weights.has_weight(part, parts.empty(i, row))) continue;
+            vectors[count] = parts.vector(i, row, head);
+            weight[count++] = weights.weight(part);
         }
-        const float start = weights.broken() ? weights.result().value : 0.0F;
-        Out* to = out.at(row, head);
-        for (std::int64_t d0 = 0; d0 < out.width; d0 += step) {
-            const std::int64_t columns = std::min(step, out.width - d0);
-            float sum[step];
-            std::fill_n(sum, step, start);
-            for (std::int64_t i = 0; i < parts.count; ++i) {
-                if (!read[i]) continue;
-                const P* from = parts.vector(i, row, head) + d0;
-                for (std::int64_t d = 0; d < columns; ++d) sum[d] += weight[i] * static_cast<float>(from[d]);
-            }
-            for (std::int64_t d = 0; d < columns; ++d) to[d0 + d] = static_cast<Out>(sum[d]);
+        Out* const to = out.at(row, head);
+        if (count == 0) {
+            std::fill_n(to, out.width, static_cast<Out>(weights.broken() ? weights.result().value : 0.0F));
+        } else {
+            combine(vectors, weight, count, out.width, to);
         }
         write_lse(lse_out, row, head, weights.result());
     }
@@ -67,8 +64,9 @@ void merge_row(const merge_parts<P, Base>& parts, std::int64_t row, const head_v
 // One row, all heads: scaled = own O times its weight among all parts, 0 where the own part has none. `own` and
 // `scaled` may be the same memory.
 template <class P, lse_base Base, lse_base OutBase>
-void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int64_t row, const head_view<const P>& own,
-               const head_view<P>& scaled, const state_origin& lse_first, const head_view<lse<OutBase>>& lse_out) {
+void scale_row(isa set, const merge_parts<P, Base>& lses, std::int64_t own_part, std::int64_t row,
+               const head_view<const P>& own, const head_view<P>& scaled, const state_origin& lse_first,
+               const head_view<lse<OutBase>>& lse_out) {
     for (std::int64_t head = 0; head < own.heads; ++head) {
         const merge_weights<Base> weights = weights_of(lses, row, head);
         const lse<Base> part = lses.lse_of(own_part, row, head);
@@ -81,7 +79,7 @@ void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int
             std::fill_n(to, own.width, P{});
         } else {
             const float weight = weights.weight(part);
-            for (std::int64_t d = 0; d < own.width; ++d) to[d] = static_cast<P>(weight * static_cast<float>(from[d]));
+            combine_of<P, P>(set)(&from, &weight, 1, own.width, to);
         }
         const std::int64_t lse_row = row - lse_first.row;
         const std::int64_t lse_head = head - lse_first.head;
@@ -92,21 +90,16 @@ void scale_row(const merge_parts<P, Base>& lses, std::int64_t own_part, std::int
 
 // One row, all heads: out = sum_i part_i, in the order of the parts, in fp32.
 template <class P, class Out>
-void sum_row(const void* const* parts, std::int64_t count, const head_view<const P>& shape, std::int64_t row,
+void sum_row(isa set, const void* const* parts, std::int64_t count, const head_view<const P>& shape, std::int64_t row,
              const head_view<Out>& out) {
-    constexpr std::int64_t step = 64;
+    const combine_function<P, Out> combine = combine_of<P, Out>(set);
+    const P* vectors[max_merge_parts];
+    float ones[max_merge_parts];
+    std::fill_n(ones, count, 1.0F);
     for (std::int64_t head = 0; head < out.heads; ++head) {
         const std::int64_t offset = shape.offset(row, head);
-        for (std::int64_t d0 = 0; d0 < out.width; d0 += step) {
-            const std::int64_t columns = std::min(step, out.width - d0);
-            float sum[step] = {};
-            for (std::int64_t i = 0; i < count; ++i) {
-                const P* from = static_cast<const P*>(parts[i]) + offset + d0;
-                for (std::int64_t d = 0; d < columns; ++d) sum[d] += static_cast<float>(from[d]);
-            }
-            Out* to = out.at(row, head) + d0;
-            for (std::int64_t d = 0; d < columns; ++d) to[d] = static_cast<Out>(sum[d]);
-        }
+        for (std::int64_t i = 0; i < count; ++i) vectors[i] = static_cast<const P*>(parts[i]) + offset;
+        combine(vectors, ones, count, out.width, out.at(row, head));
     }
 }
 
@@ -122,14 +115,16 @@ void pack_row(const head_view<const P>& out, const head_view<const lse<Base>>& l
 }
 
 template <class From, class To>
-void copy_row(const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to, std::int64_t row) {
+void copy_row(isa set, const head_view<const From>& from, std::int64_t first_head, const head_view<To>& to,
+              std::int64_t row) {
     for (std::int64_t head = 0; head < to.heads; ++head) {
         const From* source = from.at(row, first_head + head);
         To* target = to.at(row, head);
         if constexpr (std::is_same_v<From, To>) {
             std::copy_n(source, to.width, target);
         } else {
-            for (std::int64_t d = 0; d < to.width; ++d) target[d] = static_cast<To>(static_cast<float>(source[d]));
+            const float one = 1.0F;
+            combine_of<From, To>(set)(&source, &one, 1, to.width, target);
         }
     }
 }

@@ -1,0 +1,3 @@
+#include "cpu_kernels.hpp"
+
+CTXPAR_TEST_CPU_KERNELS()
