@@ -24,8 +24,8 @@ for argument in "$@"; do
     esac
 done
 
-ensure_packages g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev clang clang-format \
-    libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2
+ensure_packages g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev libbenchmark-dev \
+    clang clang-format libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2
 export CTXPAR_SEED=${CTXPAR_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 
 # The thread sanitizer of some compilers does not start where the kernel spreads addresses widely.
