@@ -29,10 +29,10 @@ namespace ctxpar::inline v0_1::cpu {
 
 // A thread's scratch memory, carved from floats.
 struct attend_buffers {
-    float* q;      // [pair_block][dq padded]
+    float* q;      // [dq padded][pairs padded]
     float* keys;   // [tile_keys][dq padded]
     float* values; // [tile_keys][dv padded]; the keys themselves where values are in the keys
-    float* p;      // [pair_block][tile_keys] scores, then probabilities
+    float* p;      // [tile_keys][pairs padded] scores, then probabilities
     float* cell;   // [pair_block][dv padded] unnormalised output of the cell
     float* total;  // [pair_block][dv padded] of the split
 
@@ -65,14 +65,13 @@ public:
     attend_walk(isa set, const Args& args, const attend_item& item, float* scratch)
         : args_(args), item_(item), view_{args, item}, kernels_(kernels_of(set)), widen_query_(widen_of<query>(set)),
           widen_stored_(widen_of<stored>(set)), q_pad_(padded(args.q.width)), v_pad_(padded(args.out.width)),
-          buffers_(attend_buffers::carve(scratch, args.q.width, args.out.width)), shared_(values_in_keys(args.cache)) {}
+          lanes_(padded(item.pairs)), buffers_(attend_buffers::carve(scratch, args.q.width, args.out.width)),
+          shared_(values_in_keys(args.cache)) {}
 
     void run() {
-        std::fill_n(buffers_.cell, item_.pairs * v_pad_, 0.0F);
+        std::fill_n(buffers_.cell, lanes_ * v_pad_, 0.0F);
         std::fill_n(buffers_.total, item_.pairs * v_pad_, 0.0F);
-        for (std::int64_t i = 0; i < item_.pairs; ++i)
-            widen_query_(args_.q.at(view_.row_of(i), view_.head_of(item_.kv_head, i)), args_.q.width,
-                         buffers_.q + i * q_pad_);
+        load_queries();
         const std::int64_t end = view_.last_key();
         for (std::int64_t first = view_.first_tile(); first < end; first += tile_keys) {
             add_tile(first);
@@ -83,25 +82,58 @@ public:
     }
 
 private:
+    // Of a key.
+    struct place {
+        std::int64_t page;
+        std::int64_t token;
+    };
+
+    // Queries lie with the pairs side by side, [column][pair].
+    void load_queries() {
+        std::fill_n(buffers_.q, q_pad_ * lanes_, 0.0F);
+        static_assert(pair_block <= tile_keys);
+        float* const rows = buffers_.keys; // they have room there
+        for (std::int64_t i = 0; i < item_.pairs; ++i) {
+            row_[i] = view_.row_of(i);
+            widen_query_(args_.q.at(row_[i], view_.head_of(item_.kv_head, i)), args_.q.width, rows + i * q_pad_);
+        }
+        for (std::int64_t d = 0; d < args_.q.width; ++d)
+            for (std::int64_t i = 0; i < item_.pairs; ++i) buffers_.q[d * lanes_ + i] = rows[i * q_pad_ + d];
+    }
+
     // What each pair sees of the tile; returns the union.
     std::uint32_t mask_tile(std::int64_t first) {
         std::uint32_t any = 0;
         for (std::int64_t i = 0; i < item_.pairs; ++i) {
-            const bool same_row = i > 0 && view_.row_of(i) == view_.row_of(i - 1);
-            mask_[i] = same_row ? mask_[i - 1] : view_.seen_by(i).tile_mask(first);
+            const bool same_row = i > 0 && row_[i] == row_[i - 1];
+            mask_[i] = same_row ? mask_[i - 1] : args_.plan.arrays.rows[row_[i]].tile_mask(first);
             any |= mask_[i];
         }
         return any;
     }
 
+    // Where the keys of a tile in `mask` lie; the others are left as they are.
+    void find(std::int64_t first, std::uint32_t mask, place (&at)[tile_keys]) const {
+        const std::int64_t block_size = args_.plan.table.block_size;
+        std::int64_t left = 0; // keys from here on that lie one after the other
+        for (std::int64_t t = 0; t < tile_keys; ++t, --left) {
+            if ((mask >> t & 1U) == 0) {
+                left = 1;
+            } else if (left > 0) {
+                at[t] = {at[t - 1].page, at[t - 1].token + 1};
+            } else {
+                const std::int64_t slot = args_.plan.table.slot(item_.run->request, first + t);
+                at[t] = {args_.cache.page_of(slot), args_.cache.token_of(slot)};
+                left = std::min(block_size - (first + t) % block_size, args_.cache.page_size - at[t].token);
+            }
+        }
+    }
+
     // Asks for the rows of a key that the next tile will read: heads of one token lie next to each other, so the rows
     // of one head are too far apart for the processor to foresee.
-    void prefetch_key(std::int64_t key) {
-        const std::int64_t slot = args_.plan.table.slot(item_.run->request, key);
-        const std::int64_t page = args_.cache.page_of(slot);
-        const std::int64_t token = args_.cache.token_of(slot);
-        prefetch_row(args_.cache.k.at(page, token, item_.kv_head), args_.q.width);
-        if (!shared_) prefetch_row(args_.cache.v.at(page, token, item_.kv_head), args_.out.width);
+    void prefetch_key(const place& at) const {
+        prefetch_row(args_.cache.k.at(at.page, at.token, item_.kv_head), args_.q.width);
+        if (!shared_) prefetch_row(args_.cache.v.at(at.page, at.token, item_.kv_head), args_.out.width);
     }
     static void prefetch_row(const stored* row, std::int64_t width) {
         const char* const bytes = reinterpret_cast<const char*>(row);
@@ -112,17 +144,19 @@ private:
     // Widens the keys that some row sees; the others, whose blocks may be gone, are zero and not touched.
     void load_tile(std::int64_t first, std::uint32_t any) {
         const std::uint32_t ahead = view_.seen_by(item_.pairs - 1).tile_mask(first + tile_keys);
+        place next[tile_keys];
+        place here[tile_keys];
+        find(first + tile_keys, ahead, next);
+        find(first, any, here);
         for (std::int64_t t = 0; t < tile_keys; ++t) {
-            if ((ahead >> t & 1U) != 0) prefetch_key(first + tile_keys + t);
+            if ((ahead >> t & 1U) != 0) prefetch_key(next[t]);
             if ((any >> t & 1U) == 0) {
                 std::fill_n(buffers_.keys + t * q_pad_, q_pad_, 0.0F);
                 if (!shared_) std::fill_n(buffers_.values + t * v_pad_, v_pad_, 0.0F);
                 factors_.key[t] = factors_.value[t] = 0.0F;
                 continue;
             }
-            const std::int64_t slot = args_.plan.table.slot(item_.run->request, first + t);
-            const std::int64_t page = args_.cache.page_of(slot);
-            const std::int64_t token = args_.cache.token_of(slot);
+            const auto [page, token] = here[t];
             const kv_scale& value_scale = shared_ ? args_.cache.k_scale : args_.cache.v_scale;
             widen_stored_(args_.cache.k.at(page, token, item_.kv_head), args_.q.width, buffers_.keys + t * q_pad_);
             if (!shared_)
@@ -136,9 +170,9 @@ private:
     // With a soft cap the factor of the key comes first, and is then done with.
     void cap_scores() {
         const float cap = args_.score.soft_cap;
-        for (std::int64_t i = 0; i < item_.pairs; ++i)
-            for (std::int64_t t = 0; t < tile_keys; ++t) {
-                float& score = buffers_.p[i * tile_keys + t];
+        for (std::int64_t t = 0; t < tile_keys; ++t)
+            for (std::int64_t i = 0; i < item_.pairs; ++i) {
+                float& score = buffers_.p[t * lanes_ + i];
                 score = cap * std::tanh(score * factors_.key[t] / cap);
             }
         std::fill_n(factors_.key, tile_keys, 1.0F);
@@ -148,16 +182,15 @@ private:
         const std::uint32_t any = mask_tile(first);
         if (any == 0) return;
         load_tile(first, any);
-        kernels_.score(buffers_.q, buffers_.keys, q_pad_, item_.pairs, buffers_.p);
+        kernels_.score({buffers_.q, buffers_.keys, q_pad_, lanes_, buffers_.p});
         if (args_.score.soft_cap > 0.0F) cap_scores();
         float keep[pair_block];
-        for (std::int64_t i = 0; i < item_.pairs; ++i)
-            keep[i] = kernels_.weigh(buffers_.p + i * tile_keys, mask_[i], factors_, cell_[i]);
+        kernels_.weigh({buffers_.p, mask_, lanes_, keep}, factors_, cell_);
         float* const values = shared_ ? buffers_.keys : buffers_.values;
         const std::int64_t stride = shared_ ? q_pad_ : v_pad_;
         const std::uint32_t apart = take_out(values, stride, any);
         const tile_values tile{
-            buffers_.p, values,        stride, std::countr_zero(any), tile_keys - std::countl_zero(any),
+            buffers_.p, lanes_,        values, stride, std::countr_zero(any), tile_keys - std::countl_zero(any),
             keep,       buffers_.cell, v_pad_};
         kernels_.add(tile, item_.pairs);
         for (std::uint32_t rest = apart; rest != 0; rest &= rest - 1)
@@ -188,7 +221,7 @@ private:
                       value);
         for (std::int64_t i = 0; i < item_.pairs; ++i) {
             if ((mask_[i] >> t & 1U) == 0) continue;
-            const float weight = buffers_.p[i * tile_keys + t];
+            const float weight = buffers_.p[t * lanes_ + i];
             for (std::int64_t d = 0; d < args_.out.width; ++d) buffers_.cell[i * v_pad_ + d] += weight * value[d];
         }
     }
@@ -196,13 +229,13 @@ private:
     // Puts the cell's state into the split's.
     void fold_cell() {
         for (std::int64_t i = 0; i < item_.pairs; ++i) {
-            const auto factor = total_[i].merge(cell_[i]);
+            const auto factor = total_[i].merge(cell_.of(i));
             float* sum = buffers_.total + i * v_pad_;
             const float* add = buffers_.cell + i * v_pad_;
             for (std::int64_t d = 0; d < v_pad_; ++d) sum[d] = sum[d] * factor.own + add[d] * factor.other;
-            cell_[i] = {};
         }
-        std::fill_n(buffers_.cell, item_.pairs * v_pad_, 0.0F);
+        cell_ = tile_softmax::none();
+        std::fill_n(buffers_.cell, lanes_ * v_pad_, 0.0F);
     }
 
     const Args& args_;
@@ -213,17 +246,19 @@ private:
     widen_function<stored> widen_stored_;
     std::int64_t q_pad_;
     std::int64_t v_pad_;
+    std::int64_t lanes_; // pairs, padded
     attend_buffers buffers_;
     bool shared_; // values are the first elements of the key rows
     tile_factors factors_{};
+    std::int64_t row_[pair_block] = {};
     std::uint32_t mask_[pair_block] = {};
-    running_softmax cell_[pair_block];
+    tile_softmax cell_ = tile_softmax::none();
     running_softmax total_[pair_block];
 };
 
 // fp32 numbers of scratch memory that one thread needs.
 constexpr std::int64_t attend_floats(std::int64_t query_width, std::int64_t value_width) {
-    return std::max(attend_buffers::floats(query_width, value_width), stream_floats(query_width, value_width));
+    return padded(std::max(attend_buffers::floats(query_width, value_width), stream_floats(query_width, value_width)));
 }
 
 // Does one item with the kernels of an instruction set.

@@ -206,28 +206,37 @@ CTXPAR_INLINE float max_of(const floats<W>& value) {
     return largest;
 }
 
-// e^x for x <= 0, to within 2 ulp; 0 below -86, NaN for NaN. Two-step reduction by ln 2 and a polynomial of degree 6.
+// e^x for x <= 0, to within 2 ulp; 0 below -86, NaN for NaN. x = n ln 2 + r, and a polynomial in r of degree 6.
 template <int W>
 CTXPAR_INLINE void exp_of_negative(floats<W>& x) {
-    const floats<W> zero{};
-    const ints<W> tiny = x < -86.0F;
-    floats<W> safe;
-    select<W>(tiny, zero, x, safe);
-    const ints<W> n = __builtin_convertvector(safe * 1.44269504F - 0.5F, ints<W>); // to nearest, as x <= 0
-    const floats<W> steps = __builtin_convertvector(n, floats<W>);
-    floats<W> r = safe - steps * 0.693359375F;
+    // Added to a number below 2^22, this leaves its nearest integer, plus the exponent's bias, in the last bits. It is
+    // read as bits, so that no conversion meets a number that an integer can't hold.
+    constexpr float shift = 12582912.0F + 127.0F;
+    words<W> n;
+    const floats<W> shifted = x * 1.44269504F + shift;
+    copy_bits(shifted, n);
+    ints<W> whole;
+    const words<W> unbiased = n - 0x4b40007fU;
+    copy_bits(unbiased, whole);
+    const floats<W> steps = __builtin_convertvector(whole, floats<W>);
+    floats<W> r = x - steps * 0.693359375F;
     r = r - steps * -2.12194440e-4F;
-    floats<W> p = r * 1.9875691500e-4F + 1.3981999507e-3F;
-    p = p * r + 8.3334519073e-3F;
-    p = p * r + 4.1665795894e-2F;
-    p = p * r + 1.6666665459e-1F;
-    p = p * r + 5.0000001201e-1F;
-    p = p * (r * r) + r + 1.0F;
-    ints<W> bits;
+    floats<W> p = r * 1.392617750e-3F + 8.363174180e-3F;
+    p = p * r + 4.166655465e-2F;
+    p = p * r + 1.666657702e-1F;
+    p = p * r + 0.5F;
+    p = p * (r * r) + r;
+    floats<W> scale;
+    const words<W> exponent = n << 23;
+    copy_bits(exponent, scale);
+    p = p * scale + scale;
+    words<W> bits;
     copy_bits(p, bits);
-    bits += n << 23;
-    copy_bits(bits, p);
-    select<W>(tiny, zero, p, x);
+    words<W> tiny;
+    const ints<W> is_tiny = x < -86.0F;
+    copy_bits(is_tiny, tiny);
+    bits &= ~tiny;
+    copy_bits(bits, x);
 }
 
 } // namespace ctxpar::inline v0_1::cpu

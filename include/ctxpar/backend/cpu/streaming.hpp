@@ -103,10 +103,10 @@ private:
     std::int64_t left_ = 0;
 };
 
-// All lanes are *from. Said in assembly, because g++ gathers several of these into one vector and takes that apart.
+// All lanes are *from. g++ gathers several of these into one vector and takes that apart, unless it is told what to do.
 template <int W>
 CTXPAR_INLINE void repeat(const float* from, floats<W>& to) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__clang__)
     if constexpr (W == 16) {
         asm("vbroadcastss %1, %0" : "=v"(to) : "m"(*from));
         return;

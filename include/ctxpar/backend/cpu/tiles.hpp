@@ -1,12 +1,17 @@
 // The arithmetic of attention over one tile of keys, once for each instruction set.
 //
-// A tile is 32 keys whose K and V rows lie widened in fp32. These kernels see plain arrays only: neither element types
-// nor pages, heads or masks other than bits. They are chosen by table, so what calls them is compiled once.
+// A tile is 32 keys whose K and V rows lie widened in fp32, for up to 32 (row, head) pairs. These kernels see plain
+// arrays only: neither element types nor pages, heads or masks other than bits. They are chosen by table, so what calls
+// them is compiled once.
+//
+// Pairs are the lanes of scores and weights, [key][pair], and of the queries, [column][pair]: a key's element is the
+// same number for all lanes, so nothing is added across lanes and maxima and sums over keys go element by element.
+// Pairs are padded to `lanes`, a multiple of pad_floats; padding pairs have queries of zero and see no key.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/cpu/isa.hpp>
@@ -15,6 +20,7 @@
 namespace ctxpar::inline v0_1::cpu {
 
 inline constexpr std::int64_t tile_keys = 32;
+inline constexpr std::int64_t tile_pairs = 32;
 
 using running_softmax = softmax_state<lse_base::natural>;
 
@@ -24,157 +30,275 @@ struct tile_factors {
     float value[tile_keys]; // the value's own scale
 };
 
-// The weights of a tile, and how to lay them on the values: p is [pairs][tile_keys], values [tile_keys][stride].
+// The softmax states of the pairs of a tile.
+struct tile_softmax {
+    float max[tile_pairs];
+    float sum[tile_pairs];
+
+    running_softmax of(std::int64_t pair) const { return {max[pair], sum[pair]}; }
+    static tile_softmax none() {
+        tile_softmax state{};
+        for (float& value : state.max) value = -float_infinity;
+        return state;
+    }
+};
+
+// Queries and keys of a tile. All arrays are best aligned to 64 bytes.
+struct tile_scores {
+    const float* q;    // [q_pad][lanes]
+    const float* keys; // [tile_keys][q_pad]
+    std::int64_t q_pad;
+    std::int64_t lanes;
+    float* scores; // [tile_keys][lanes]
+};
+
+// Scores that become weights.
+struct tile_weights {
+    float* p;                  // [tile_keys][lanes]
+    const std::uint32_t* mask; // [lanes] bit t: the pair sees key t
+    std::int64_t lanes;
+    float* keep; // [lanes] what the pair's output so far has to be multiplied by
+};
+
+// The weights of a tile, and how to lay them on the values.
 struct tile_values {
-    const float* p;
-    const float* values;
+    const float* p; // [tile_keys][lanes]
+    std::int64_t lanes;
+    const float* values; // [tile_keys][stride]
     std::int64_t stride; // floats from one value row to the next
     std::int64_t first;  // keys [first, last) count, the others have weight 0
     std::int64_t last;
-    const float* keep;  // [pairs] what the outputs so far are multiplied by
-    float* out;         // [pairs][width]
+    const float* keep;  // [lanes]
+    float* out;         // [pairs][width], with room for the next multiple of 4 pairs
     std::int64_t width; // a multiple of pad_floats
 };
 
-// scores[pair][t] = q[pair] . keys[t] for Pairs pairs and all keys of a tile; Pairs times Keys dot products at a time.
-template <int W, int Pairs>
-CTXPAR_INLINE void score_block(const float* q, const float* keys, std::int64_t q_pad, float* scores) {
-    constexpr int at_once = Pairs == 1 ? 1 : (W >= 8 ? 4 : 2); // pairs in registers
-    constexpr int group = W / at_once;                         // keys in registers
-    constexpr int chain = 8; // products a lane adds up before they join the total: a score of 10 is good to 1e-6
-    static_assert(Pairs % at_once == 0 && tile_keys % group == 0);
-    for (int p = 0; p < Pairs; p += at_once) {
-        for (std::int64_t t = 0; t < tile_keys; t += group) {
-            floats<W> total[W] = {};
-            for (std::int64_t start = 0; start < q_pad; start += chain * W) {
-                floats<W> acc[W] = {};
-                const std::int64_t end = start + chain * W < q_pad ? start + chain * W : q_pad;
-                for (std::int64_t d = start; d < end; d += W) {
-                    floats<W> key[group];
-                    CTXPAR_UNROLL
-                    for (int j = 0; j < group; ++j) load<W>(keys + (t + j) * q_pad + d, key[j]);
-                    CTXPAR_UNROLL
-                    for (int i = 0; i < at_once; ++i) {
-                        floats<W> query;
-                        load<W>(q + (p + i) * q_pad + d, query);
-                        CTXPAR_UNROLL
-                        for (int j = 0; j < group; ++j) acc[group * i + j] += query * key[j];
-                    }
-                }
-                for (int i = 0; i < W; ++i) total[i] += acc[i];
-            }
-            floats<W> sums;
-            add_across<W>(total, sums);
-            for (int i = 0; i < at_once; ++i)
-                std::memcpy(scores + (p + i) * tile_keys + t, reinterpret_cast<const float*>(&sums) + group * i,
-                            group * sizeof(float));
+// How the two products are cut into what the registers of an instruction set hold: at least 8 sums side by side, so
+// that no multiply-add waits for the one before it, and fewer loads than multiply-adds.
+template <int W>
+struct tile_blocking {
+    static constexpr int keys = W == 16 ? 8 : (W == 8 ? 4 : 2);    // scores: keys by
+    static constexpr int lane_vectors = W == 4 ? 4 : 2;            // vectors of pairs
+    static constexpr int pairs = 4;                                // outputs: pairs by
+    static constexpr int columns = W == 16 ? 4 : (W == 8 ? 3 : 2); // vectors of columns,
+    static constexpr int few_columns = W == 16 ? 1 : 2;            // or these, until the others divide what is left
+};
+
+// How many products of a score are added up in a row, and how many such sums: a score of 10 is to be good to 1e-6.
+// Multiples of one another; the last level takes the blocks.
+struct score_sums {
+    static constexpr std::int64_t chain = 8;
+    static constexpr std::int64_t piece = 32;
+    static constexpr std::int64_t block = 128;
+};
+
+// acc = sum of q[d] * keys[t][d] over one chain of columns, for Keys keys and Vectors vectors of pairs.
+template <int W, int Keys, int Vectors>
+CTXPAR_INLINE void score_chain(const float* q, std::int64_t lanes, const float* const (&row)[Keys], std::int64_t d,
+                               floats<W> (&acc)[Keys][Vectors]) {
+    CTXPAR_UNROLL
+    for (int j = 0; j < Keys; ++j) {
+        CTXPAR_UNROLL
+        for (int x = 0; x < Vectors; ++x) acc[j][x] = floats<W>{};
+    }
+    for (int step = 0; step < score_sums::chain; ++step, ++d) {
+        floats<W> query[Vectors];
+        CTXPAR_UNROLL
+        for (int x = 0; x < Vectors; ++x) load<W>(q + d * lanes + x * W, query[x]);
+        CTXPAR_UNROLL
+        for (int j = 0; j < Keys; ++j) {
+            CTXPAR_UNROLL
+            for (int x = 0; x < Vectors; ++x) acc[j][x] += query[x] * row[j][d];
         }
     }
 }
 
-// out[pair] = out[pair] * keep[pair] + sum_t p[pair][t] * values[t] for t in [first, last), Vectors vectors of columns.
+// to[t] = sum of q[d] * keys[t][d] over columns [begin, end), for the same keys and pairs.
+template <int W, int Keys, int Vectors>
+CTXPAR_INLINE void score_block(const tile_scores& tile, std::int64_t key, std::int64_t lane, std::int64_t begin,
+                               std::int64_t end, float* to) {
+    const float* row[Keys];
+    CTXPAR_UNROLL
+    for (int j = 0; j < Keys; ++j) row[j] = tile.keys + (key + j) * tile.q_pad;
+    to += key * tile.lanes + lane;
+    for (std::int64_t d = begin; d < end;) {
+        const bool first = d == begin;
+        const std::int64_t last = std::min(d + score_sums::piece, end);
+        floats<W> sum[Keys][Vectors] = {};
+        for (; d < last; d += score_sums::chain) {
+            floats<W> acc[Keys][Vectors];
+            score_chain<W>(tile.q + lane, tile.lanes, row, d, acc);
+            CTXPAR_UNROLL
+            for (int j = 0; j < Keys; ++j) {
+                CTXPAR_UNROLL
+                for (int x = 0; x < Vectors; ++x) sum[j][x] += acc[j][x];
+            }
+        }
+        CTXPAR_UNROLL
+        for (int j = 0; j < Keys; ++j) {
+            CTXPAR_UNROLL
+            for (int x = 0; x < Vectors; ++x) {
+                float* const at = to + j * tile.lanes + x * W;
+                floats<W> before{};
+                if (!first) load<W>(at, before);
+                before += sum[j][x];
+                store<W>(before, at);
+            }
+        }
+    }
+}
+
+// All scores of a tile. Few columns at a time, so that both factors stay in the first cache.
+template <int W>
+CTXPAR_INLINE void score_tile(const tile_scores& tile) {
+    using cut = tile_blocking<W>;
+    alignas(64) float block[tile_keys * tile_pairs];
+    for (std::int64_t begin = 0; begin < tile.q_pad; begin += score_sums::block) {
+        float* const to = begin == 0 ? tile.scores : block;
+        const std::int64_t end = std::min(begin + score_sums::block, tile.q_pad);
+        std::int64_t lane = 0;
+        for (; lane + cut::lane_vectors * W <= tile.lanes; lane += cut::lane_vectors * W)
+            for (std::int64_t t = 0; t < tile_keys; t += cut::keys)
+                score_block<W, cut::keys, cut::lane_vectors>(tile, t, lane, begin, end, to);
+        if constexpr (cut::lane_vectors * W > pad_floats) {
+            if (lane < tile.lanes)
+                for (std::int64_t t = 0; t < tile_keys; t += cut::keys)
+                    score_block<W, cut::keys, 1>(tile, t, lane, begin, end, to);
+        }
+        if (begin == 0) continue;
+        for (std::int64_t i = 0; i < tile_keys * tile.lanes; ++i) tile.scores[i] += block[i];
+    }
+}
+
+// out = out * keep + p' values, for some pairs and Vectors vectors of columns.
 template <int W, int Pairs, int Vectors>
-CTXPAR_INLINE void value_block(const float* p, const float* values, std::int64_t v_stride, std::int64_t first,
-                               std::int64_t last, const float* keep, float* out, std::int64_t out_stride) {
+CTXPAR_INLINE void value_block(const tile_values& tile, std::int64_t pair, std::int64_t column) {
     floats<W> acc[Pairs][Vectors] = {};
-    for (std::int64_t t = first; t < last; ++t) {
+    for (std::int64_t t = tile.first; t < tile.last; ++t) {
+        const float* const from = tile.values + t * tile.stride + column;
+        const float* const p = tile.p + t * tile.lanes + pair;
         floats<W> value[Vectors];
         CTXPAR_UNROLL
-        for (int c = 0; c < Vectors; ++c) load<W>(values + t * v_stride + c * W, value[c]);
+        for (int c = 0; c < Vectors; ++c) load<W>(from + c * W, value[c]);
         CTXPAR_UNROLL
         for (int i = 0; i < Pairs; ++i) {
             CTXPAR_UNROLL
-            for (int c = 0; c < Vectors; ++c) acc[i][c] += value[c] * p[i * tile_keys + t];
+            for (int c = 0; c < Vectors; ++c) acc[i][c] += value[c] * p[i];
         }
     }
     for (int i = 0; i < Pairs; ++i) {
+        float* const out = tile.out + (pair + i) * tile.width + column;
+        CTXPAR_UNROLL
         for (int c = 0; c < Vectors; ++c) {
             floats<W> sum;
-            load<W>(out + i * out_stride + c * W, sum);
-            sum = sum * keep[i] + acc[i][c];
-            store<W>(sum, out + i * out_stride + c * W);
+            load<W>(out + c * W, sum);
+            sum = sum * tile.keep[pair + i] + acc[i][c];
+            store<W>(sum, out + c * W);
         }
     }
 }
 
-template <int W, int Pairs>
-CTXPAR_INLINE void value_columns(const tile_values& tile, std::int64_t pair) {
-    constexpr int wide = W == 16 ? 4 : 2;
-    const float* p = tile.p + pair * tile_keys;
-    const float* keep = tile.keep + pair;
-    float* out = tile.out + pair * tile.width;
-    std::int64_t c = 0;
-    for (; c + wide * W <= tile.width; c += wide * W)
-        value_block<W, Pairs, wide>(p, tile.values + c, tile.stride, tile.first, tile.last, keep, out + c, tile.width);
-    for (; c < tile.width; c += W)
-        value_block<W, Pairs, 1>(p, tile.values + c, tile.stride, tile.first, tile.last, keep, out + c, tile.width);
-}
-
-// scores[pair][t] for all pairs and keys of a tile; q is [pairs][q_pad], keys [tile_keys][q_pad].
-template <int W>
-CTXPAR_INLINE void score_pairs(const float* q, const float* keys, std::int64_t q_pad, std::int64_t pairs,
-                               float* scores) {
-    std::int64_t i = 0;
-    for (; i + 4 <= pairs; i += 4) score_block<W, 4>(q + i * q_pad, keys, q_pad, scores + i * tile_keys);
-    for (; i < pairs; ++i) score_block<W, 1>(q + i * q_pad, keys, q_pad, scores + i * tile_keys);
-}
-
+// The values of a tile, weighted, into the outputs of `pairs` pairs. A strip of columns stays in the first cache for
+// all of them.
 template <int W>
 CTXPAR_INLINE void add_values(const tile_values& tile, std::int64_t pairs) {
-    std::int64_t i = 0;
-    for (; i + 4 <= pairs; i += 4) value_columns<W, 4>(tile, i);
-    for (; i < pairs; ++i) value_columns<W, 1>(tile, i);
+    using cut = tile_blocking<W>;
+    constexpr std::int64_t wide = cut::columns * W;
+    std::int64_t c = 0;
+    if constexpr (cut::columns != cut::few_columns) {
+        for (; (tile.width - c) % wide != 0; c += cut::few_columns * W)
+            for (std::int64_t i = 0; i < pairs; i += cut::pairs)
+                value_block<W, cut::pairs, cut::few_columns>(tile, i, c);
+    }
+    for (; c < tile.width; c += wide)
+        for (std::int64_t i = 0; i < pairs; i += cut::pairs) value_block<W, cut::pairs, cut::columns>(tile, i, c);
 }
 
-// One pair's scores become weights relative to the largest score of its state; returns what scales its output so far.
+// The scores of a vector of pairs times the factors of their keys, -inf where a pair doesn't see the key. `largest`
+// rises to the largest; NaN is passed over.
 template <int W>
-CTXPAR_INLINE float weigh_scores(float* p, std::uint32_t mask, const tile_factors& factors, running_softmax& state) {
-    constexpr int vectors = static_cast<int>(tile_keys) / W;
+CTXPAR_INLINE void scale_lanes(const tile_weights& tile, std::int64_t lane, const tile_factors& factors,
+                               floats<W>& largest) {
+    std::uint32_t all = ~0U;
+    for (int i = 0; i < W; ++i) all &= tile.mask[lane + i];
     floats<W> nothing;
-    fill<W>(-std::numeric_limits<float>::infinity(), nothing);
-    words<W> lane_bit;
-    for (int i = 0; i < W; ++i) lane_bit[i] = 1U << i;
-    floats<W> score[vectors];
-    floats<W> largest = nothing;
-    CTXPAR_UNROLL
-    for (int x = 0; x < vectors; ++x) {
-        floats<W> factor;
-        load<W>(p + x * W, score[x]);
-        load<W>(factors.key + x * W, factor);
-        const words<W> bits = words<W>{} + (mask >> (x * W));
-        select<W>((bits & lane_bit) != 0, score[x] * factor, nothing, score[x]);
-        select<W>(score[x] > largest, score[x], largest, largest);
+    fill<W>(-float_infinity, nothing);
+    words<W> mask;
+    std::memcpy(&mask, tile.mask + lane, sizeof(mask));
+    floats<W> most[2] = {largest, largest};
+    for (int t = 0; t < tile_keys; t += 2) {
+        CTXPAR_UNROLL
+        for (int x = 0; x < 2; ++x) {
+            float* const at = tile.p + (t + x) * tile.lanes + lane;
+            floats<W> score;
+            load<W>(at, score);
+            score *= factors.key[t + x];
+            if (all != ~0U) select<W>((mask & (1U << (t + x))) != 0, score, nothing, score);
+            select<W>(score > most[x], score, most[x], most[x]);
+            store<W>(score, at);
+        }
     }
-    const float keep = state.raise(max_of<W>(largest));
-    const float reference = is_minus_infinity(state.max) ? 0.0F : state.max;
-    floats<W> sum{};
-    CTXPAR_UNROLL
-    for (int x = 0; x < vectors; ++x) {
-        floats<W> factor;
-        floats<W> weight = score[x] - reference;
-        exp_of_negative<W>(weight);
-        sum += weight;
-        load<W>(factors.value + x * W, factor);
-        store<W>(weight * factor, p + x * W);
+    select<W>(most[1] > most[0], most[1], most[0], largest);
+}
+
+// A vector of pairs: their scores become weights relative to the largest score of their states.
+template <int W>
+CTXPAR_INLINE void weigh_lanes(const tile_weights& tile, std::int64_t lane, const tile_factors& factors,
+                               tile_softmax& state) {
+    const floats<W> zero{};
+    floats<W> one;
+    fill<W>(1.0F, one);
+    floats<W> before;
+    load<W>(state.max + lane, before);
+    floats<W> largest = before;
+    scale_lanes<W>(tile, lane, factors, largest);
+    store<W>(largest, state.max + lane);
+    floats<W> keep = before - largest;
+    exp_of_negative<W>(keep);
+    select<W>(largest > before, keep, one, keep); // not where both are infinite
+    store<W>(keep, tile.keep + lane);
+    words<W> bits;
+    copy_bits(largest, bits);
+    floats<W> reference;
+    select<W>(bits == 0xff800000U, zero, largest, reference); // nothing was seen: exp(-inf - 0) is 0
+    floats<W> sum[4] = {};
+    for (int t = 0; t < tile_keys; t += 4) {
+        CTXPAR_UNROLL
+        for (int x = 0; x < 4; ++x) {
+            float* const at = tile.p + (t + x) * tile.lanes + lane;
+            floats<W> weight;
+            load<W>(at, weight);
+            weight -= reference;
+            exp_of_negative<W>(weight);
+            sum[x] += weight;
+            weight *= factors.value[t + x];
+            store<W>(weight, at);
+        }
     }
-    state.sum += sum_of<W>(sum);
-    return keep;
+    floats<W> total;
+    load<W>(state.sum + lane, total);
+    total = total * keep + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    store<W>(total, state.sum + lane);
+}
+
+template <int W>
+CTXPAR_INLINE void weigh_tile(const tile_weights& tile, const tile_factors& factors, tile_softmax& state) {
+    for (std::int64_t lane = 0; lane < tile.lanes; lane += W) weigh_lanes<W>(tile, lane, factors, state);
 }
 
 // The kernels of one instruction set; widen is [element type] and therefore apart.
 struct tile_kernels {
-    void (*score)(const float* q, const float* keys, std::int64_t q_pad, std::int64_t pairs, float* scores);
-    float (*weigh)(float* p, std::uint32_t mask, const tile_factors& factors, running_softmax& state);
+    void (*score)(const tile_scores& tile);
+    void (*weigh)(const tile_weights& tile, const tile_factors& factors, tile_softmax& state);
     void (*add)(const tile_values& tile, std::int64_t pairs);
 };
 
-CTXPAR_TARGET_AVX512 inline void score_avx512(const float* q, const float* keys, std::int64_t q_pad, std::int64_t pairs,
-                                              float* scores) {
-    score_pairs<16>(q, keys, q_pad, pairs, scores);
+CTXPAR_TARGET_AVX512 inline void score_avx512(const tile_scores& tile) {
+    score_tile<16>(tile);
 }
-CTXPAR_TARGET_AVX512 inline float weigh_avx512(float* p, std::uint32_t mask, const tile_factors& factors,
-                                               running_softmax& state) {
-    return weigh_scores<16>(p, mask, factors, state);
+CTXPAR_TARGET_AVX512 inline void weigh_avx512(const tile_weights& tile, const tile_factors& factors,
+                                              tile_softmax& state) {
+    weigh_tile<16>(tile, factors, state);
 }
 CTXPAR_TARGET_AVX512 inline void add_avx512(const tile_values& tile, std::int64_t pairs) {
     add_values<16>(tile, pairs);
@@ -184,13 +308,11 @@ CTXPAR_TARGET_AVX512 void widen_avx512(const T* from, std::int64_t width, float*
     widen_row<16>(from, width, to);
 }
 
-CTXPAR_TARGET_AVX2 inline void score_avx2(const float* q, const float* keys, std::int64_t q_pad, std::int64_t pairs,
-                                          float* scores) {
-    score_pairs<8>(q, keys, q_pad, pairs, scores);
+CTXPAR_TARGET_AVX2 inline void score_avx2(const tile_scores& tile) {
+    score_tile<8>(tile);
 }
-CTXPAR_TARGET_AVX2 inline float weigh_avx2(float* p, std::uint32_t mask, const tile_factors& factors,
-                                           running_softmax& state) {
-    return weigh_scores<8>(p, mask, factors, state);
+CTXPAR_TARGET_AVX2 inline void weigh_avx2(const tile_weights& tile, const tile_factors& factors, tile_softmax& state) {
+    weigh_tile<8>(tile, factors, state);
 }
 CTXPAR_TARGET_AVX2 inline void add_avx2(const tile_values& tile, std::int64_t pairs) {
     add_values<8>(tile, pairs);
@@ -200,11 +322,11 @@ CTXPAR_TARGET_AVX2 void widen_avx2(const T* from, std::int64_t width, float* to)
     widen_row<8>(from, width, to);
 }
 
-inline void score_portable(const float* q, const float* keys, std::int64_t q_pad, std::int64_t pairs, float* scores) {
-    score_pairs<4>(q, keys, q_pad, pairs, scores);
+inline void score_portable(const tile_scores& tile) {
+    score_tile<4>(tile);
 }
-inline float weigh_portable(float* p, std::uint32_t mask, const tile_factors& factors, running_softmax& state) {
-    return weigh_scores<4>(p, mask, factors, state);
+inline void weigh_portable(const tile_weights& tile, const tile_factors& factors, tile_softmax& state) {
+    weigh_tile<4>(tile, factors, state);
 }
 inline void add_portable(const tile_values& tile, std::int64_t pairs) {
     add_values<4>(tile, pairs);
@@ -214,7 +336,9 @@ void widen_portable(const T* from, std::int64_t width, float* to) {
     widen_row<4>(from, width, to);
 }
 
-inline tile_kernels kernels_of(isa set) {
+// A template, so that a program may compile the kernels once: extern template tile_kernels kernels_of<void>(isa).
+template <class = void>
+tile_kernels kernels_of(isa set) {
     if (set == isa::avx512) return {score_avx512, weigh_avx512, add_avx512};
     if (set == isa::avx2) return {score_avx2, weigh_avx2, add_avx2};
     return {score_portable, weigh_portable, add_portable};
