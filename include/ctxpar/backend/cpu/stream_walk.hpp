@@ -128,23 +128,20 @@ private:
             all &= found.mask[i];
         }
         found.is_full = all == found.any;
-        std::int64_t block = -1, start = 0; // start: the slot of the block's first token
         const std::int64_t block_size = args_.plan.table.block_size;
-        std::int64_t left = 0; // tokens of the block from here on
-        for (std::int64_t t = 0; t < tile_keys && found.any >> t != 0; ++t, --left) {
+        std::int64_t page = 0, token = 0;
+        std::int64_t left = 0; // keys from here on that lie one after the other
+        for (std::int64_t t = 0; t < tile_keys && found.any >> t != 0; ++t, ++token, --left) {
             if (left == 0) {
-                block = (first + t) / block_size;
-                left = block_size - (first + t) % block_size;
-                start = -1;
+                const std::int64_t slot = args_.plan.table.slot(item_.run->request, first + t);
+                page = args_.cache.page_of(slot);
+                token = args_.cache.token_of(slot);
+                left = std::min(block_size - (first + t) % block_size, args_.cache.page_size - token);
             }
-            if ((found.any >> t & 1U) == 0) continue;
-            if (start < 0) start = args_.plan.table.id(item_.run->request, block) * block_size;
-            add_row(start + block_size - left, found);
+            if ((found.any >> t & 1U) != 0) add_key(page, token, found);
         }
     }
-    void add_row(std::int64_t slot, tile& found) const {
-        const std::int64_t page = args_.cache.page_of(slot);
-        const std::int64_t token = args_.cache.token_of(slot);
+    void add_key(std::int64_t page, std::int64_t token, tile& found) const {
         found.page[found.count] = page;
         found.token[found.count] = token;
         found.k[found.count] = args_.cache.k.at(page, token, item_.kv_head);
