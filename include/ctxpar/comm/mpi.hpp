@@ -5,8 +5,8 @@
 //
 // Every call waits for its peers at most mpi_options::timeout, and then throws comm_error with the ranks that did not
 // come and the call they did not make. A rank that fails tells its peers, which throw at once. Where data was under way
-// it waits up to 200 ms more before it throws: MPIs that copy between processes would end a peer that still reads from
-// one that is gone. How ranks meet is described in comm/mpi_link.hpp.
+// it waits up to a second more before it throws: MPIs that copy between processes would end a peer that still reads
+// from one that is gone. How ranks meet is described in comm/mpi_link.hpp.
 //
 // After an error messages may be under way that nobody will end, to and from buffers that are kept until the process
 // ends. MPI_Finalize may then wait for ever, and so must not be called: the process ends with MPI_Abort, which ends its

@@ -338,7 +338,7 @@ private:
     [[noreturn, gnu::cold]] void fail_with(local_failure failure, const local_call& call) {
         failure_ = std::move(failure);
         mail_.tell(failure_.text);
-        mail_.settle(std::min<mpi_clock::duration>(options_.timeout, std::chrono::milliseconds(200)));
+        mail_.settle(std::min<mpi_clock::duration>(options_.timeout, std::chrono::seconds(1)));
         raise_error(failure_.code, operation_text(call), failure_.text);
     }
     [[noreturn, gnu::cold]] void raise_error(const std::string& code, const std::string& operation,
