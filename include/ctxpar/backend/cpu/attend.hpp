@@ -1,8 +1,8 @@
 // Attention of query rows over paged local keys on the CPU.
 //
-// Work is cut into items (item.hpp). One with few (row, head) pairs reads its keys where they lie (stream_walk.hpp). Any
-// other is walked here, with up to 32 pairs of one KV head, in tiles of 32 keys: K and V rows are widened to fp32 once
-// for all pairs, tiles.hpp does the arithmetic, the softmax is online, P stays fp32.
+// Work is cut into items (item.hpp). One with few (row, head) pairs reads its keys where they lie (stream_walk.hpp).
+// Any other is walked here, with up to 32 pairs of one KV head, in tiles of 32 keys: K and V rows are widened to fp32
+// once for all pairs, tiles.hpp does the arithmetic, the softmax is online, P stays fp32.
 //
 // Sums have three levels, to stay exact at a million keys: registers over a tile, a cell of 1,024 keys, and the split.
 // Cells and tiles lie at multiples of their size from key 0, wherever a row's interval starts.
