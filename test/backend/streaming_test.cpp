@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ctxpar/backend/cpu/streaming.hpp>
@@ -25,26 +27,28 @@ std::vector<cpu::isa> instruction_sets() {
 // Rows at places in any order, and the pointers that a kernel takes.
 template <class T>
 struct some_rows {
-    some_rows(std::int64_t count, std::int64_t width, std::mt19937& random) : memory(40 * width) {
+    some_rows(std::int64_t count, std::int64_t width, std::mt19937& random) : memory(offset + 40 * width) {
         std::normal_distribution<float> normal;
         for (T& x : memory) x = static_cast<T>(normal(random));
         for (std::int64_t t = 0; t < cpu::stream_keys; ++t)
             pointers[t] = memory.data() + (std::min(t, count - 1) * 7 % 40) * width;
-        all = {pointers, pointers, count, std::min<std::int64_t>(count, 5), width};
+        all = {pointers, offset, count, width};
     }
-    double at(std::int64_t t, std::int64_t d) const { return static_cast<double>(static_cast<float>(pointers[t][d])); }
+    double at(std::int64_t t, std::int64_t d) const {
+        return static_cast<double>(static_cast<float>(pointers[t][offset + d]));
+    }
 
+    static constexpr std::int64_t offset = 24;
     std::vector<T> memory;
     const T* pointers[cpu::stream_keys];
     cpu::stream_rows<T> all;
 };
 
-// Element d of pair i, as kernels want it.
+// Element d of pair i, as kernels want it in chunks of 2 x lanes.
 template <class T>
-std::size_t place(const cpu::stream_kernels<T>& kernels, std::int64_t pairs, std::int64_t i, std::int64_t d) {
-    const std::int64_t chunk = 2 * kernels.lanes;
-    return static_cast<std::size_t>(d / chunk * pairs * chunk + i * chunk +
-                                    cpu::chunk_place<T>(kernels.lanes, d % chunk));
+std::size_t place(std::int64_t lanes, std::int64_t pairs, std::int64_t i, std::int64_t d) {
+    const std::int64_t chunk = 2 * lanes;
+    return static_cast<std::size_t>(d / chunk * pairs * chunk + i * chunk + cpu::chunk_place<T>(lanes, d % chunk));
 }
 
 template <class T>
@@ -56,13 +60,14 @@ void check_scores(cpu::isa set, std::int64_t pairs, std::int64_t width, std::int
     std::vector<float> q(static_cast<std::size_t>(pairs * width));
     for (float& x : q) x = normal(random);
     std::vector<float> scores(static_cast<std::size_t>(cpu::stream_keys * pairs), 9e9F);
-    kernels.score(pairs)(keys.all, q.data(), scores.data());
+    cpu::stream_ahead nothing;
+    kernels.score(pairs)(keys.all, q.data(), scores.data(), nothing);
     double apart = 0;
     for (std::int64_t t = 0; t < count; ++t) {
         for (std::int64_t i = 0; i < pairs; ++i) {
             double wanted = 0;
             for (std::int64_t d = 0; d < width; ++d)
-                wanted += static_cast<double>(q[place(kernels, pairs, i, d)]) * keys.at(t, d);
+                wanted += static_cast<double>(q[place<T>(kernels.query_lanes, pairs, i, d)]) * keys.at(t, d);
             apart = std::max(apart,
                              std::fabs(static_cast<double>(scores[static_cast<std::size_t>(t * pairs + i)]) - wanted));
         }
@@ -81,14 +86,15 @@ void check_values(cpu::isa set, std::int64_t pairs, std::int64_t width, std::int
     std::vector<float> keep(static_cast<std::size_t>(pairs));
     for (float& x : keep) x = weight(random);
     std::vector<float> out(static_cast<std::size_t>(pairs * width), 2.0F);
-    kernels.add(pairs)(values.all, p.data(), keep.data(), out.data());
+    cpu::stream_ahead nothing;
+    kernels.add(pairs)(values.all, p.data(), keep.data(), out.data(), nothing);
     double apart = 0;
     for (std::int64_t i = 0; i < pairs; ++i) {
         for (std::int64_t d = 0; d < width; ++d) {
             double wanted = 2.0 * static_cast<double>(keep[static_cast<std::size_t>(i)]);
             for (std::int64_t t = 0; t < count; ++t)
                 wanted += static_cast<double>(p[static_cast<std::size_t>(t * pairs + i)]) * values.at(t, d);
-            apart = std::max(apart, std::fabs(static_cast<double>(out[place(kernels, pairs, i, d)]) - wanted));
+            apart = std::max(apart, std::fabs(static_cast<double>(out[place<T>(kernels.lanes, pairs, i, d)]) - wanted));
         }
     }
     CHECK(apart <= 1e-5);
@@ -152,6 +158,36 @@ TEST_CASE("A softmax over keys that come in several steps is that over all of th
                 CHECK(std::fabs(lse_value - std::log(total[i])) <= 3e-6);
                 CHECK(carried[i] == doctest::Approx(static_cast<double>(state.sum[i])).epsilon(1e-5));
             }
+        }
+    }
+}
+
+TEST_CASE("Every line of what is ahead is asked for once, in all places at a time") {
+    constexpr std::int64_t places = cpu::stream_ahead::places;
+    for (const auto& [of_keys, of_values, bytes] :
+         {std::tuple{8, 8, 128}, {12, 4, 256}, {4, 0, 64}, {0, 4, 192}, {0, 0, 64}}) {
+        const int keys = of_keys;
+        const int values = of_values;
+        CAPTURE(keys);
+        CAPTURE(values);
+        std::vector<char> memory(static_cast<std::size_t>((keys + values) * bytes));
+        std::vector<const char*> pieces;
+        for (int i = 0; i < keys + values; ++i) pieces.push_back(memory.data() + i * bytes);
+        cpu::stream_ahead ahead({pieces.data(), keys / places, bytes}, {pieces.data() + keys, values / places, bytes});
+        std::map<std::ptrdiff_t, int> asked;
+        const char* lines[places];
+        for (int turn = 0; ahead.next(lines); ++turn) {
+            for (int p = 0; p < places; ++p) {
+                ++asked[lines[p] - memory.data()];
+                // Keys and values take turns as long as there are both.
+                if (keys == values) CHECK((lines[p] - memory.data() < keys * bytes) == (turn % 2 == 0));
+                if (p > 0 && keys >= places) CHECK(lines[p] > lines[p - 1]);
+            }
+        }
+        CHECK(asked.size() == memory.size() / 64);
+        for (const auto& [at, times] : asked) {
+            CHECK(at % 64 == 0);
+            CHECK(times == 1);
         }
     }
 }

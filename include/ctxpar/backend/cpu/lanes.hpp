@@ -173,6 +173,24 @@ CTXPAR_INLINE void pair_lanes(const floats<W>& a, const floats<W>& b, floats<W>&
     }
 }
 
+// Of each group of four lanes the first half in `low`, the second in `high`, `Step` lanes of a and of b in turn.
+template <int Step, int W>
+CTXPAR_INLINE void interleave_by(const floats<W>& a, const floats<W>& b, floats<W>& low, floats<W>& high) {
+    if constexpr (W == 16 && Step == 1) {
+        low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+        high = __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    } else if constexpr (W == 16) {
+        low = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+        high = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    } else if constexpr (Step == 1) {
+        low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+        high = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    } else {
+        low = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+        high = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+}
+
 // As many vectors as there are lanes, to one: lane i of `sums` is the sum of the lanes of acc[i], added as a tree.
 // Overwrites acc.
 template <int W>
@@ -186,6 +204,95 @@ CTXPAR_INLINE void add_across(floats<W> (&acc)[W], floats<W>& sums) {
         }
     }
     sums = acc[0];
+}
+
+// The first half of the lanes is the first half of a, or the second, and the second half the same of b.
+template <int W>
+CTXPAR_INLINE void join_first_halves(const floats<W>& a, const floats<W>& b, floats<W>& to) {
+    if constexpr (W == 16)
+        to = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    else
+        to = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+}
+template <int W>
+CTXPAR_INLINE void join_second_halves(const floats<W>& a, const floats<W>& b, floats<W>& to) {
+    if constexpr (W == 16)
+        to = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    else
+        to = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// W / 2 words at a, then as many at b.
+template <int W>
+CTXPAR_INLINE void load_two(const void* a, const void* b, words<W>& to) {
+    words<W / 2> first;
+    words<W / 2> second;
+    std::memcpy(&first, a, sizeof(first));
+    std::memcpy(&second, b, sizeof(second));
+    if constexpr (W == 16)
+        to = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    else
+        to = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+// All lanes are *from. g++ gathers several of these into one vector and takes that apart, unless it is told what to do.
+template <int W>
+CTXPAR_INLINE void repeat(const float* from, floats<W>& to) {
+#if defined(__x86_64__) && !defined(__clang__)
+    if constexpr (W == 16) {
+        asm("vbroadcastss %1, %0" : "=v"(to) : "m"(*from));
+        return;
+    } else if constexpr (W == 8) {
+        asm("vbroadcastss %1, %0" : "=x"(to) : "m"(*from));
+        return;
+    }
+#endif
+    fill<W>(*from, to);
+}
+
+// Both halves of the lanes are the W / 2 numbers at `from`.
+template <int W>
+CTXPAR_INLINE void repeat_half(const float* from, floats<W>& to) {
+#if defined(__x86_64__) && !defined(__clang__)
+    const auto& numbers = *reinterpret_cast<const float(*)[W / 2]>(from);
+    if constexpr (W == 16)
+        asm("vbroadcastf64x4 %1, %0" : "=v"(to) : "m"(numbers));
+    else
+        asm("vbroadcastf128 %1, %0" : "=x"(to) : "m"(numbers));
+#else
+    words<W> bits;
+    load_two<W>(from, from, bits);
+    copy_bits(bits, to);
+#endif
+}
+
+// Half as many vectors as there are lanes, to one: lane i of each half of `sums` is the sum of the lanes in that half
+// of acc[i], added as a tree.
+template <int W>
+CTXPAR_INLINE void add_across_halves(const floats<W> (&acc)[W / 2], floats<W>& sums) {
+    // Step by step within groups of four lanes, which is what processors shuffle best.
+    floats<W> twos[W / 4];
+    floats<W> fours[W / 8];
+    floats<W> even;
+    floats<W> odd;
+    CTXPAR_UNROLL
+    for (int i = 0; i < W / 4; ++i) {
+        interleave_by<1, W>(acc[2 * i], acc[2 * i + 1], even, odd);
+        twos[i] = even + odd;
+    }
+    CTXPAR_UNROLL
+    for (int i = 0; i < W / 8; ++i) {
+        interleave_by<2, W>(twos[2 * i], twos[2 * i + 1], even, odd);
+        fours[i] = even + odd;
+    }
+    if constexpr (W == 16) {
+        // Groups 0 and 1 of each vector are the first half's.
+        even = __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+        odd = __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+        sums = even + odd;
+    } else {
+        sums = fours[0];
+    }
 }
 
 // The sum of all lanes, as a tree.

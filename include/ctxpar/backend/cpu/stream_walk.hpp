@@ -25,6 +25,9 @@ namespace ctxpar::inline v0_1::cpu {
 inline constexpr std::int64_t most_streamed_pairs = 16;
 inline constexpr std::int64_t most_streamed_states = 64;
 
+// Most rows of a tile that are asked for: those of 32 KV heads of 2 pairs, and some to make places equal.
+inline constexpr std::int64_t most_ahead = tile_keys * (most_streamed_states / 2) + stream_ahead::places;
+
 // The pairs of a KV head that the kernels work on: 2, 4, or a multiple of 8.
 constexpr std::int64_t padded_pairs(std::int64_t pairs) {
     if (pairs <= 2) return 2;
@@ -108,7 +111,7 @@ private:
         for (std::int64_t h = 0; h < item_.kv_heads; ++h) {
             for (std::int64_t i = 0; i < item_.pairs; ++i) {
                 const query* const from = args_.q.at(view_.row_of(i), view_.head_of(item_.kv_head + h, i));
-                each_column(q_, q_width_, h * padded_ + i,
+                each_column(q_, q_width_, h * padded_ + i, kernels_.query_lanes,
                             [&](float& to, std::int64_t d) { to = static_cast<float>(from[d]); });
             }
         }
@@ -140,6 +143,14 @@ private:
             }
             if ((found.any >> t & 1U) != 0) add_key(page, token, found);
         }
+        fill_up(found);
+    }
+    // From the last key on, rows are its own.
+    static void fill_up(tile& found) {
+        for (std::int64_t t = found.count; t < tile_keys && found.count > 0; ++t) {
+            found.k[t] = found.k[found.count - 1];
+            found.v[t] = found.v[found.count - 1];
+        }
     }
     void add_key(std::int64_t page, std::int64_t token, tile& found) const {
         found.page[found.count] = page;
@@ -152,61 +163,50 @@ private:
     // --- One tile ----------------------------------------------------------------------------------------------------
 
     void add_tile(const tile& now, const tile& next) {
+        stream_ahead ahead(pieces_ahead(next, next.k, args_.cache.k, q_width_, keys_ahead_),
+                           shared_ ? stream_ahead::pieces{}
+                                   : pieces_ahead(next, next.v, args_.cache.v, v_width_, values_ahead_));
         const std::int64_t k_stride = args_.cache.k.head_stride;
         const std::int64_t v_stride = shared_ ? k_stride : args_.cache.v.head_stride;
-        ahead_cursor cursor;
-        for (std::int64_t h = 0; h < item_.kv_heads; ++h) {
-            const stored* keys[tile_keys];
-            const stored* values[tile_keys];
-            const stored* keys_ahead[tile_keys];
-            const stored* values_ahead[tile_keys];
-            for (std::int64_t t = 0; t < tile_keys; ++t) {
-                const std::int64_t from = std::min(t, now.count - 1);
-                keys[t] = now.k[from] + h * k_stride;
-                values[t] = now.v[from] + h * v_stride;
-            }
-            const std::int64_t ahead = find_ahead(next, cursor, keys_ahead, values_ahead);
-            add_head(now, h, {keys, keys_ahead, now.count, ahead, q_width_},
-                     {values, values_ahead, now.count, ahead, v_width_}, values);
-        }
+        for (std::int64_t h = 0; h < item_.kv_heads; ++h)
+            add_head(now, h, {now.k, h * k_stride, now.count, q_width_}, {now.v, h * v_stride, now.count, v_width_},
+                     ahead);
     }
 
-    // Which rows of the next tile are asked for during head h: a share of all heads', as they lie in memory.
-    struct ahead_cursor {
-        std::int64_t key = 0;
-        std::int64_t head = 0;
-    };
-    std::int64_t find_ahead(const tile& next, ahead_cursor& cursor, const stored** keys, const stored** values) const {
-        const std::int64_t k_stride = args_.cache.k.head_stride;
-        const std::int64_t v_stride = shared_ ? k_stride : args_.cache.v.head_stride;
-        std::int64_t t = 0;
-        for (; t < tile_keys && cursor.key < next.count; ++t) {
-            keys[t] = next.k[cursor.key] + cursor.head * k_stride;
-            values[t] = next.v[cursor.key] + cursor.head * v_stride;
-            if (heads_are_apart_) {
-                if (++cursor.key < next.count || ++cursor.head == item_.kv_heads) continue;
-                cursor.key = 0;
-            } else {
-                if (++cursor.head < item_.kv_heads) continue;
-                cursor.head = 0;
-                ++cursor.key;
-            }
+    // The rows of the next tile, of all heads, in the order in which they lie.
+    template <class Rows>
+    stream_ahead::pieces pieces_ahead(const tile& next, const stored* const* rows, const Rows& all, std::int64_t width,
+                                      const char** list) const {
+        constexpr std::int64_t places = stream_ahead::places;
+        const std::int64_t stride = all.head_stride;
+        const bool heads_touch = stride == width;
+        const std::int64_t heads = heads_touch ? 1 : item_.kv_heads;
+        const std::int64_t count = next.count * heads;
+        const auto bytes = [](const stored* row) { return reinterpret_cast<const char*>(row); };
+        if (heads_touch || !heads_are_apart_) {
+            for (std::int64_t t = 0, at = 0; t < next.count; ++t)
+                for (std::int64_t h = 0; h < heads; ++h) list[at++] = bytes(rows[t] + h * stride);
+        } else {
+            for (std::int64_t h = 0, at = 0; h < heads; ++h)
+                for (std::int64_t t = 0; t < next.count; ++t) list[at++] = bytes(rows[t] + h * stride);
         }
-        return t;
+        const std::int64_t each = (count + places - 1) / places;
+        for (std::int64_t at = count; at < each * places; ++at) list[at] = list[count - 1];
+        return {list, each, width * (heads_touch ? item_.kv_heads : 1) * std::int64_t(sizeof(stored))};
     }
 
-    void add_head(const tile& now, std::int64_t h, const stream_rows<stored>& keys, const stream_rows<stored>& values,
-                  const stored** value_rows) {
-        const std::uint32_t apart = take_out(now, value_rows);
+    void add_head(const tile& now, std::int64_t h, const stream_rows<stored>& keys, stream_rows<stored> values,
+                  stream_ahead& ahead) {
+        const std::uint32_t apart = now.is_full ? 0 : take_out(now, values);
         for (std::int64_t first = 0; first < padded_; first += together_) {
             const std::int64_t state = h * padded_ + first;
             const std::int64_t pairs = std::min(together_, item_.pairs - first);
-            kernels_.score(together_)(keys, q_ + state * q_width_, p_);
+            kernels_.score(together_)(keys, q_ + state * q_width_, p_, ahead);
             const float factor = refine_scores(now, h, first, pairs);
             float keep[stream_pairs];
             kernels_.weigh(together_)(p_, padded_keys(now.count), factor, states_[state / together_], keep);
             scale_values(now, h);
-            kernels_.add(together_)(values, p_, keep, cell_ + state * v_width_);
+            kernels_.add(together_)(values, p_, keep, cell_ + state * v_width_, ahead);
             for (std::uint32_t rest = apart; rest != 0; rest &= rest - 1)
                 add_apart(now, std::countr_zero(rest), h, first, pairs);
         }
@@ -261,8 +261,8 @@ private:
 
     // A value that not all pairs see must not reach those that don't, whatever it holds: 0 times NaN is NaN. Puts zeros
     // in place of such values where they are not finite, and returns which of the tile's keys that are.
-    std::uint32_t take_out(const tile& now, const stored** values) {
-        if (now.is_full) return 0;
+    std::uint32_t take_out(const tile& now, stream_rows<stored>& values) {
+        for (std::int64_t t = 0; t < tile_keys; ++t) kept_[t] = taken_[t] = values.row(t);
         std::uint32_t all = now.any;
         for (std::int64_t i = 0; i < item_.pairs; ++i) all &= now.mask[i];
         std::uint32_t apart = 0;
@@ -272,11 +272,12 @@ private:
             const auto finite = [](stored x) {
                 return (std::bit_cast<std::uint32_t>(static_cast<float>(x)) & 0x7f800000U) != 0x7f800000U;
             };
-            taken_[t] = values[t];
-            if (std::all_of(values[t], values[t] + v_width_, finite)) continue;
-            values[t] = reinterpret_cast<const stored*>(zeros_);
+            if (std::all_of(taken_[t], taken_[t] + v_width_, finite)) continue;
+            kept_[t] = reinterpret_cast<const stored*>(zeros_);
             apart |= 1U << t;
         }
+        values.rows = kept_;
+        values.offset = 0;
         return apart;
     }
 
@@ -287,7 +288,7 @@ private:
         for (std::int64_t i = 0; i < pairs; ++i) {
             if ((now.mask[first_pair + i] >> std::countr_zero(key) & 1U) == 0) continue;
             const float weight = p_[t * together_ + i];
-            each_column(cell_, v_width_, h * padded_ + first_pair + i,
+            each_column(cell_, v_width_, h * padded_ + first_pair + i, kernels_.lanes,
                         [&](float& sum, std::int64_t d) { sum += weight * static_cast<float>(taken_[t][d]); });
         }
     }
@@ -316,18 +317,19 @@ private:
     }
 
     void write(std::int64_t h, std::int64_t i) {
-        each_column(total_, v_width_, h * padded_ + i, [&](float sum, std::int64_t d) { row_[d] = sum; });
+        each_column(total_, v_width_, h * padded_ + i, kernels_.lanes,
+                    [&](float sum, std::int64_t d) { row_[d] = sum; });
         view_.write(item_.kv_head + h, i, totals_[h * padded_ + i], row_);
     }
 
     // Calls fn(element of the state, column) for all columns of a state, in an array of all states in which those of a
-    // kernel lie together.
+    // kernel lie together, in chunks of 2 x lanes.
     template <class Fn>
-    void each_column(float* all, std::int64_t width, std::int64_t state, const Fn& fn) const {
-        const std::int64_t chunk = 2 * kernels_.lanes;
+    void each_column(float* all, std::int64_t width, std::int64_t state, std::int64_t lanes, const Fn& fn) const {
+        const std::int64_t chunk = 2 * lanes;
         float* at = all + state / together_ * together_ * width + state % together_ * chunk;
         for (std::int64_t d = 0; d < width; d += chunk, at += together_ * chunk)
-            for (std::int64_t x = 0; x < chunk; ++x) fn(at[chunk_place<stored>(kernels_.lanes, x)], d + x);
+            for (std::int64_t x = 0; x < chunk; ++x) fn(at[chunk_place<stored>(lanes, x)], d + x);
     }
 
     const Args& args_;
@@ -338,15 +340,18 @@ private:
     std::int64_t together_; // pairs that a kernel takes
     std::int64_t q_width_;
     std::int64_t v_width_;
-    bool shared_;          // values are the first elements of the key rows
-    bool heads_are_apart_; // in a page the tokens of one head follow each other
-    float* q_;             // of all states, as each_column() says
-    float* cell_;          // the same: unnormalised output of the cell
-    float* total_;         // of the split
-    float* p_;             // [key][pair] scores, then weights
-    float* row_;           // [v_width]
-    float* zeros_;         // [v_width]
-    const stored* taken_[tile_keys];
+    bool shared_;                    // values are the first elements of the key rows
+    bool heads_are_apart_;           // in a page the tokens of one head follow each other
+    float* q_;                       // of all states, as each_column() says
+    float* cell_;                    // the same: unnormalised output of the cell
+    float* total_;                   // of the split
+    float* p_;                       // [key][pair] scores, then weights
+    float* row_;                     // [v_width]
+    float* zeros_;                   // [v_width]
+    const stored* taken_[tile_keys]; // a head's value rows as they are, and as the kernels see them
+    const stored* kept_[tile_keys];
+    const char* keys_ahead_[most_ahead];
+    const char* values_ahead_[most_ahead];
     stream_state states_[most_streamed_states / 2]; // [KV head][kernel's pairs] of the cell
     running_softmax totals_[most_streamed_states];  // [KV head][pair] of the split
 };

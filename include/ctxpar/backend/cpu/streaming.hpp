@@ -26,14 +26,75 @@ inline constexpr std::int64_t stream_keys = 32;  // rows of a step
 inline constexpr std::int64_t stream_pairs = 8;  // pairs that share the reading of a row
 inline constexpr std::int64_t stream_width = 32; // widths are multiples of this
 
-// Rows of a step, and those that are asked for meanwhile.
+// Rows of a step: `rows` are those of some KV head, `offset` elements on are those of the step's.
 template <class T>
 struct stream_rows {
-    const T* const* rows;  // [stream_keys]; from `count` on any rows, whose scores mean nothing
-    const T* const* ahead; // [ahead_count]
+    const T* const* rows; // [stream_keys]; from `count` on any rows, whose scores mean nothing
+    std::int64_t offset;
     std::int64_t count;
-    std::int64_t ahead_count;
     std::int64_t width;
+
+    CTXPAR_INLINE const T* row(std::int64_t t) const { return rows[t] + offset; }
+};
+
+// Asks for what is read in the next step while this one is worked on, as much as has been read meanwhile. It walks in
+// 4 places of the keys and 4 of the values at a time, each a line after the other: a processor's own prefetching
+// follows several such walks, and fetches more at a time for them than for one, as long as none of them pauses.
+class stream_ahead {
+public:
+    static constexpr std::int64_t places = 4;
+
+    // Pieces of memory of `bytes` each, in the order in which they lie.
+    struct pieces {
+        const char* const* list; // [places][each]
+        std::int64_t each;
+        std::int64_t bytes;
+    };
+
+    stream_ahead() : stream_ahead({}, {}) {}
+    stream_ahead(const pieces& keys, const pieces& values) : walks_{{keys, 0, 0}, {values, 0, 0}} {}
+
+    // Notes that so many bytes have been read.
+    CTXPAR_INLINE void read(std::int64_t bytes) {
+        due_ += bytes;
+        while (due_ >= places * line) {
+            due_ -= places * line;
+            const char* lines[places];
+            if (!next(lines)) continue;
+            CTXPAR_UNROLL
+            for (const char* at : lines) __builtin_prefetch(at, 0, 2);
+        }
+    }
+
+    // The next line of each place, of keys and of values in turn; false when there are no more.
+    CTXPAR_INLINE bool next(const char* (&lines)[places]) {
+        if (walks_[turn_].done()) turn_ ^= 1;
+        walk& now = walks_[turn_];
+        if (now.done()) return false;
+        turn_ ^= 1;
+        const char* const* list = now.all.list + now.piece;
+        CTXPAR_UNROLL
+        for (int p = 0; p < places; ++p, list += now.all.each) lines[p] = *list + now.at;
+        now.at += line;
+        if (now.at >= now.all.bytes) {
+            now.at = 0;
+            ++now.piece;
+        }
+        return true;
+    }
+
+private:
+    static constexpr std::int64_t line = 64;
+    struct walk {
+        pieces all;
+        std::int64_t piece;
+        std::int64_t at;
+        bool done() const { return piece >= all.each; }
+    };
+
+    walk walks_[2];
+    int turn_ = 0;
+    std::int64_t due_ = 0;
 };
 
 // What a softmax over keys has seen of each pair.
@@ -48,8 +109,8 @@ struct stream_state {
     }
 };
 
-// Queries and outputs of a kernel's pairs lie [chunk][pair][2 x lanes], a chunk being the columns that two vectors
-// hold, in the order in which rows of T are widened: column x of a chunk is its element
+// Queries and outputs of a kernel's pairs lie [chunk][pair][2 x lanes], a chunk being the columns that are widened
+// together, in that order: column x of a chunk is its element
 template <class T>
 constexpr std::int64_t chunk_place(std::int64_t lanes, std::int64_t x) {
     return std::is_same_v<T, bf16> ? x / 2 + x % 2 * lanes : x;
@@ -71,98 +132,127 @@ CTXPAR_INLINE void widen_chunk(const T* from, floats<W>& first, floats<W>& secon
     }
 }
 
-// Asks for the lines of the rows ahead one after the other, from the first to the last: the processor's own prefetching
-// follows such a walk.
-template <class T>
-class line_walk {
-public:
-    CTXPAR_INLINE explicit line_walk(const stream_rows<T>& all)
-        : next_row_(all.ahead), last_row_(all.ahead + all.ahead_count), bytes_(all.width * std::int64_t(sizeof(T))) {}
-
-    CTXPAR_INLINE void ask_for_line() {
-        if (left_ <= 0) {
-            if (next_row_ == last_row_) return;
-            line_ = reinterpret_cast<const char*>(*next_row_++);
-            left_ = bytes_;
-        }
-        __builtin_prefetch(line_, 0, 2);
-        line_ += 64;
-        left_ -= 64;
+// One chunk of W columns of two rows, of which each has half of the lanes.
+template <int W, class T>
+CTXPAR_INLINE void widen_two(const T* a, const T* b, floats<W>& first, floats<W>& second) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        words<W> both;
+        load_two<W>(a, b, both);
+        const words<W> low = both << 16;
+        const words<W> high = both & 0xffff0000U;
+        copy_bits(low, first);
+        copy_bits(high, second);
+    } else {
+        floats<W> row_a;
+        floats<W> row_b;
+        widen<W>(a, row_a);
+        widen<W>(b, row_b);
+        join_first_halves<W>(row_a, row_b, first);
+        join_second_halves<W>(row_a, row_b, second);
     }
-    // As many lines as have `bytes` bytes of a row, at least one.
-    template <std::int64_t Bytes>
-    CTXPAR_INLINE void ask_for() {
-        for (std::int64_t b = 0; b < Bytes; b += 64) ask_for_line();
-    }
-
-private:
-    const T* const* next_row_;
-    const T* const* last_row_;
-    const char* line_ = nullptr;
-    std::int64_t bytes_;
-    std::int64_t left_ = 0;
-};
-
-// All lanes are *from. g++ gathers several of these into one vector and takes that apart, unless it is told what to do.
-template <int W>
-CTXPAR_INLINE void repeat(const float* from, floats<W>& to) {
-#if defined(__x86_64__) && !defined(__clang__)
-    if constexpr (W == 16) {
-        asm("vbroadcastss %1, %0" : "=v"(to) : "m"(*from));
-        return;
-    } else if constexpr (W == 8) {
-        asm("vbroadcastss %1, %0" : "=x"(to) : "m"(*from));
-        return;
-    }
-#endif
-    fill<W>(*from, to);
 }
 
-// Scores that are summed at the same time.
-template <int W>
-inline constexpr int stream_sums = W == 4 ? 8 : W;
+// How scores of W lanes are summed.
+template <int W, int Pairs>
+struct score_shape {
+    static constexpr int rows = W == 4 ? 1 : 2;      // that share a vector: the fewer lanes are added up in the end
+    static constexpr int lanes = W / rows;           // of a row
+    static constexpr int sums = W == 16 ? 16 : 8;    // vectors that are summed at the same time
+    static constexpr int keys = sums * rows / Pairs; // whose rows are read side by side
+    static constexpr int vectors = keys / rows;      // that hold a column of them
+    static constexpr int columns = 2 * lanes;        // of a chunk
+    static constexpr int at_once = W == 16 ? 4 : 2;  // vectors of rows in registers
+    static constexpr int block = vectors < at_once ? vectors : at_once;
+    static constexpr int apart = lanes / Pairs > 1 ? lanes / Pairs : 1; // keys between the two rows of a vector
 
-// scores[key][pair] of Pairs pairs; q is [chunk][pair][2 W]. Writes whole vectors.
+    // The key that is row r of vector v: so that scores leave the sums in the order in which they are stored.
+    static constexpr int key(int v, int r) { return rows == 1 ? v : v / apart * 2 * apart + v % apart + r * apart; }
+};
+
+// The sums of one group of accumulators, one for each lane, join the results that have the same place.
+template <int W, int Pairs>
+CTXPAR_INLINE void finish_scores(const floats<W>* acc, floats<W>& result) {
+    using shape = score_shape<W, Pairs>;
+    floats<W> part[shape::lanes];
+    CTXPAR_UNROLL
+    for (int j = 0; j < shape::lanes; ++j) part[j] = acc[j];
+    floats<W> sum;
+    if constexpr (shape::rows == 1)
+        add_across<W>(part, sum);
+    else
+        add_across_halves<W>(part, sum);
+    result += sum;
+}
+
+// acc += the products of one chunk of columns, from d on, of `block` vectors of rows from vector b of key t on.
 template <int W, int Pairs, class T>
-CTXPAR_INLINE void stream_scores(const stream_rows<T>& all, const float* q, float* scores) {
-    constexpr int sums = stream_sums<W>;
-    constexpr int keys = sums / Pairs;  // whose rows are read side by side
+CTXPAR_INLINE void add_products(const stream_rows<T>& all, std::int64_t t, int b, std::int64_t d, const float* q,
+                                floats<W>* acc) {
+    using shape = score_shape<W, Pairs>;
+    floats<W> first[shape::block];
+    floats<W> second[shape::block];
+    CTXPAR_UNROLL
+    for (int v = 0; v < shape::block; ++v) {
+        if constexpr (shape::rows == 1)
+            widen_chunk<W>(all.row(t + b + v) + d, first[v], second[v]);
+        else
+            widen_two<W>(all.row(t + shape::key(b + v, 0)) + d, all.row(t + shape::key(b + v, 1)) + d, first[v],
+                         second[v]);
+    }
+    CTXPAR_UNROLL
+    for (int i = 0; i < Pairs; ++i) {
+        floats<W> even;
+        floats<W> odd;
+        if constexpr (shape::rows == 1) {
+            load<W>(q + i * shape::columns, even);
+            load<W>(q + i * shape::columns + W, odd);
+        } else {
+            repeat_half<W>(q + i * shape::columns, even);
+            repeat_half<W>(q + i * shape::columns + shape::lanes, odd);
+        }
+        CTXPAR_UNROLL
+        for (int v = 0; v < shape::block; ++v) {
+            floats<W>& sum = acc[(b + v) * Pairs + i];
+            sum += first[v] * even;
+            sum += second[v] * odd;
+        }
+    }
+}
+
+// scores[key][pair] of Pairs pairs; q is [chunk][pair][columns]. Writes shape::keys keys at a time.
+template <int W, int Pairs, class T>
+CTXPAR_INLINE void stream_scores(const stream_rows<T>& all, const float* q, float* scores, stream_ahead& ahead) {
+    using shape = score_shape<W, Pairs>;
+    constexpr int groups = shape::sums / shape::lanes;
     constexpr std::int64_t piece = 128; // columns that a lane's share of is added up in one chain
-    line_walk<T> lines(all);
-    for (std::int64_t t = 0; t < all.count; t += keys) {
-        floats<W> result[sums / W] = {};
+    for (std::int64_t t = 0; t < all.count; t += shape::keys) {
+        floats<W> result[groups] = {};
         for (std::int64_t start = 0; start < all.width; start += piece) {
-            floats<W> acc[sums] = {};
+            floats<W> acc[shape::sums] = {};
             const std::int64_t end = start + piece < all.width ? start + piece : all.width;
-            for (std::int64_t d = start; d < end; d += 2 * W) {
+            for (std::int64_t d = start; d < end; d += stream_width) {
+                ahead.read(shape::keys * stream_width * std::int64_t(sizeof(T)));
                 CTXPAR_UNROLL
-                for (int k = 0; k < keys; ++k) {
-                    floats<W> first;
-                    floats<W> second;
-                    lines.template ask_for<2 * W * sizeof(T)>();
-                    widen_chunk<W>(all.rows[t + k] + d, first, second);
+                for (int c = 0; c < stream_width; c += shape::columns) {
                     CTXPAR_UNROLL
-                    for (int i = 0; i < Pairs; ++i) {
-                        floats<W> query;
-                        load<W>(q + d * Pairs + i * 2 * W, query);
-                        acc[k * Pairs + i] += first * query;
-                        load<W>(q + d * Pairs + i * 2 * W + W, query);
-                        acc[k * Pairs + i] += second * query;
-                    }
+                    for (int b = 0; b < shape::vectors; b += shape::block)
+                        add_products<W, Pairs>(all, t, b, d + c, q + (d + c) * Pairs, acc);
                 }
             }
             CTXPAR_UNROLL
-            for (int v = 0; v < sums / W; ++v) {
-                floats<W> part[W];
-                CTXPAR_UNROLL
-                for (int j = 0; j < W; ++j) part[j] = acc[v * W + j];
-                floats<W> sum;
-                add_across<W>(part, sum);
-                result[v] += sum;
-            }
+            for (int g = 0; g < groups; ++g) finish_scores<W, Pairs>(acc + g * shape::lanes, result[g]);
         }
         CTXPAR_UNROLL
-        for (int v = 0; v < sums / W; ++v) store<W>(result[v], scores + t * Pairs + v * W);
+        for (int g = 0; g < groups; ++g) {
+            if constexpr (shape::rows == 1 || Pairs <= shape::lanes) {
+                store<W>(result[g], scores + t * Pairs + g * W);
+            } else {
+                float both[W];
+                store<W>(result[g], both);
+                std::memcpy(scores + t * Pairs + g * shape::lanes, both, sizeof(both) / 2);
+                std::memcpy(scores + (t + 1) * Pairs + g * shape::lanes, both + shape::lanes, sizeof(both) / 2);
+            }
+        }
     }
 }
 
@@ -224,28 +314,36 @@ CTXPAR_INLINE void stream_weigh(float* p, std::int64_t count, float factor, stre
     }
 }
 
+// acc[pair][vector] += p[pair] * Chunks chunks of columns of a value row, for Together pairs.
+template <int W, int Together, int Chunks, class T>
+CTXPAR_INLINE void add_value(const T* row, const float* p, floats<W> (&acc)[Together][2 * Chunks]) {
+    floats<W> value[2 * Chunks];
+    CTXPAR_UNROLL
+    for (int c = 0; c < Chunks; ++c) widen_chunk<W>(row + c * 2 * W, value[2 * c], value[2 * c + 1]);
+    CTXPAR_UNROLL
+    for (int i = 0; i < Together; ++i) {
+        floats<W> weight;
+        repeat<W>(p + i, weight);
+        CTXPAR_UNROLL
+        for (int c = 0; c < 2 * Chunks; ++c) acc[i][c] += value[c] * weight;
+    }
+}
+
 // out[pair] = out[pair] * keep[pair] + sum over keys of p[key][pair] * value row: Chunks chunks of columns from d on,
 // for Together pairs from `first` on.
 template <int W, int Pairs, int Together, int Chunks, class T>
 CTXPAR_INLINE void stream_value_chunks(const stream_rows<T>& all, const float* p, int first, const float* keep,
-                                       float* out, std::int64_t d, line_walk<T>& lines) {
+                                       float* out, std::int64_t d, stream_ahead& ahead) {
+    constexpr int side = 4; // keys between two looks ahead
     floats<W> acc[Together][2 * Chunks] = {};
     const float* weights = p + first;
-    for (std::int64_t t = 0; t < all.count; ++t, weights += Pairs) {
-        floats<W> value[2 * Chunks];
+    std::int64_t t = 0;
+    for (; t + side <= all.count; t += side, weights += side * Pairs) {
+        if (first == 0) ahead.read(side * Chunks * 2 * W * std::int64_t(sizeof(T)));
         CTXPAR_UNROLL
-        for (int c = 0; c < Chunks; ++c) {
-            if (first == 0) lines.template ask_for<2 * W * sizeof(T)>();
-            widen_chunk<W>(all.rows[t] + d + c * 2 * W, value[2 * c], value[2 * c + 1]);
-        }
-        CTXPAR_UNROLL
-        for (int i = 0; i < Together; ++i) {
-            floats<W> weight;
-            repeat<W>(weights + i, weight);
-            CTXPAR_UNROLL
-            for (int c = 0; c < 2 * Chunks; ++c) acc[i][c] += value[c] * weight;
-        }
+        for (int k = 0; k < side; ++k) add_value<W, Together, Chunks>(all.row(t + k) + d, weights + k * Pairs, acc);
     }
+    for (; t < all.count; ++t, weights += Pairs) add_value<W, Together, Chunks>(all.row(t) + d, weights, acc);
     CTXPAR_UNROLL
     for (int i = 0; i < Together; ++i) {
         CTXPAR_UNROLL
@@ -260,29 +358,31 @@ CTXPAR_INLINE void stream_value_chunks(const stream_rows<T>& all, const float* p
 }
 
 template <int W, int Pairs, class T>
-CTXPAR_INLINE void stream_values(const stream_rows<T>& all, const float* p, const float* keep, float* out) {
+CTXPAR_INLINE void stream_values(const stream_rows<T>& all, const float* p, const float* keep, float* out,
+                                 stream_ahead& ahead) {
     constexpr int most = W == 16 ? 16 : 8; // sums in registers
     constexpr int together = Pairs < most / 2 ? Pairs : most / 2;
     constexpr int chunks = most / 2 / together;
-    line_walk<T> lines(all);
     std::int64_t d = 0;
     for (; d + chunks * 2 * W <= all.width; d += chunks * 2 * W)
         for (int first = 0; first < Pairs; first += together)
-            stream_value_chunks<W, Pairs, together, chunks>(all, p, first, keep, out, d, lines);
+            stream_value_chunks<W, Pairs, together, chunks>(all, p, first, keep, out, d, ahead);
     if constexpr (chunks > 1) {
-        for (; d < all.width; d += 2 * W) stream_value_chunks<W, Pairs, together, 1>(all, p, 0, keep, out, d, lines);
+        for (; d < all.width; d += 2 * W) stream_value_chunks<W, Pairs, together, 1>(all, p, 0, keep, out, d, ahead);
     }
 }
 
 // The kernels of one instruction set for rows of T, for 2, 4 and 8 pairs.
 template <class T>
 struct stream_kernels {
-    using score_function = void (*)(const stream_rows<T>& keys, const float* q, float* scores);
+    using score_function = void (*)(const stream_rows<T>& keys, const float* q, float* scores, stream_ahead& ahead);
     using weigh_function = void (*)(float* p, std::int64_t count, float factor, stream_state& state, float* keep);
-    using add_function = void (*)(const stream_rows<T>& values, const float* p, const float* keep, float* out);
+    using add_function = void (*)(const stream_rows<T>& values, const float* p, const float* keep, float* out,
+                                  stream_ahead& ahead);
 
-    int lanes;
-    int sums; // scores are written this many at a time
+    int query_lanes; // of chunks of queries
+    int lanes;       // of chunks of outputs
+    int sums;        // scores are written this many at a time
     score_function scores[3];
     weigh_function weights[3];
     add_function values[3];
@@ -297,8 +397,9 @@ struct stream_kernels {
 struct stream_avx512 {
     static constexpr int lanes = 16;
     template <int Pairs, class T>
-    CTXPAR_TARGET_AVX512 static void score(const stream_rows<T>& keys, const float* q, float* scores) {
-        stream_scores<16, Pairs>(keys, q, scores);
+    CTXPAR_TARGET_AVX512 static void score(const stream_rows<T>& keys, const float* q, float* scores,
+                                           stream_ahead& ahead) {
+        stream_scores<16, Pairs>(keys, q, scores, ahead);
     }
     template <int Pairs>
     CTXPAR_TARGET_AVX512 static void weigh(float* p, std::int64_t count, float factor, stream_state& state,
@@ -306,45 +407,50 @@ struct stream_avx512 {
         stream_weigh<16, Pairs>(p, count, factor, state, keep);
     }
     template <int Pairs, class T>
-    CTXPAR_TARGET_AVX512 static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out) {
-        stream_values<16, Pairs>(values, p, keep, out);
+    CTXPAR_TARGET_AVX512 static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out,
+                                         stream_ahead& ahead) {
+        stream_values<16, Pairs>(values, p, keep, out, ahead);
     }
 };
 struct stream_avx2 {
     static constexpr int lanes = 8;
     template <int Pairs, class T>
-    CTXPAR_TARGET_AVX2 static void score(const stream_rows<T>& keys, const float* q, float* scores) {
-        stream_scores<8, Pairs>(keys, q, scores);
+    CTXPAR_TARGET_AVX2 static void score(const stream_rows<T>& keys, const float* q, float* scores,
+                                         stream_ahead& ahead) {
+        stream_scores<8, Pairs>(keys, q, scores, ahead);
     }
     template <int Pairs>
     CTXPAR_TARGET_AVX2 static void weigh(float* p, std::int64_t count, float factor, stream_state& state, float* keep) {
         stream_weigh<8, Pairs>(p, count, factor, state, keep);
     }
     template <int Pairs, class T>
-    CTXPAR_TARGET_AVX2 static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out) {
-        stream_values<8, Pairs>(values, p, keep, out);
+    CTXPAR_TARGET_AVX2 static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out,
+                                       stream_ahead& ahead) {
+        stream_values<8, Pairs>(values, p, keep, out, ahead);
     }
 };
 struct stream_portable {
     static constexpr int lanes = 4;
     template <int Pairs, class T>
-    static void score(const stream_rows<T>& keys, const float* q, float* scores) {
-        stream_scores<4, Pairs>(keys, q, scores);
+    static void score(const stream_rows<T>& keys, const float* q, float* scores, stream_ahead& ahead) {
+        stream_scores<4, Pairs>(keys, q, scores, ahead);
     }
     template <int Pairs>
     static void weigh(float* p, std::int64_t count, float factor, stream_state& state, float* keep) {
         stream_weigh<4, Pairs>(p, count, factor, state, keep);
     }
     template <int Pairs, class T>
-    static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out) {
-        stream_values<4, Pairs>(values, p, keep, out);
+    static void add(const stream_rows<T>& values, const float* p, const float* keep, float* out, stream_ahead& ahead) {
+        stream_values<4, Pairs>(values, p, keep, out, ahead);
     }
 };
 
 template <class T, class Body>
 stream_kernels<T> stream_kernels_in() {
-    return {Body::lanes,
-            stream_sums<Body::lanes>,
+    using shape = score_shape<Body::lanes, stream_pairs>;
+    return {shape::lanes,
+            Body::lanes,
+            shape::keys * int(stream_pairs),
             {Body::template score<2, T>, Body::template score<4, T>, Body::template score<8, T>},
             {Body::template weigh<2>, Body::template weigh<4>, Body::template weigh<8>},
             {Body::template add<2, T>, Body::template add<4, T>, Body::template add<8, T>}};
