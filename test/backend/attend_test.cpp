@@ -13,9 +13,11 @@
 
 #include <ctxpar/backend/cpu.hpp>
 
+#include "../support/instruction_sets.hpp"
 #include "attend_case.hpp"
 
 using namespace ctxpar;
+using ctxpar_test::instruction_sets;
 using plain::attend_request;
 using plain::attend_sizes;
 using plain::course;
@@ -24,13 +26,6 @@ using plain::interval;
 namespace {
 
 using float_case = plain::attend_case<float, float>;
-
-std::vector<cpu::isa> instruction_sets() {
-    std::vector<cpu::isa> list;
-    for (const cpu::isa set : {cpu::isa::portable, cpu::isa::avx2, cpu::isa::avx512})
-        if (set <= cpu::best_isa()) list.push_back(set);
-    return list;
-}
 
 void check_everywhere(const float_case& given, std::int64_t max_splits = 1, double lse_bound = 1.0) {
     const std::vector<plain::merged> expected = given.expect_all();
@@ -258,6 +253,63 @@ TEST_CASE("NaN in a latent row is visible in the rows that see it, and in no oth
 
 namespace {
 
+// Many rows that see the first keys and a window that moves along, six heads each: several blocks of pairs share the
+// tiles of an item.
+attend_request moving_windows() {
+    attend_request one{300, {}};
+    for (std::int64_t i = 0; i < 90; ++i) {
+        visible_keys row = interval(std::max<std::int64_t>(0, i * 3 - 60), i * 3 + 30);
+        row.prefix = std::min<std::int64_t>(row.lo, 4);
+        one.rows.push_back(row);
+    }
+    return one;
+}
+
+// With one number of key or value `at` broken, rows that don't see it keep their bits.
+void check_apart(float_case& given, std::int64_t at, bool in_values) {
+    CAPTURE(at);
+    CAPTURE(in_values);
+    const std::int64_t width = given.sizes().value_width;
+    float& number = (in_values ? given.value(0, at, 0) : given.key(0, at, 0))[7];
+    for (const cpu::isa set : instruction_sets()) {
+        const auto clean = given.run<float>({1, set});
+        const float before = std::exchange(number, std::numeric_limits<float>::quiet_NaN());
+        const auto got = given.run<float>({1, set});
+        number = before;
+        int wrong = 0;
+        for (std::int64_t row = 0; row < given.rows(); ++row) {
+            const bool hit = plain::row_sees_key(given.requests()[0].rows[static_cast<std::size_t>(row)], at);
+            for (std::int64_t d = 0; d < given.heads() * width; ++d) {
+                const auto place = static_cast<std::size_t>(row * given.heads() * width + d);
+                const bool broken = hit && (!in_values || d % width == 7);
+                wrong += std::isnan(got.out[place]) == broken ? 0 : 1;
+                if (!hit) wrong += got.out[place] == clean.out[place] ? 0 : 1;
+                if (hit && !broken) wrong += std::fabs(got.out[place] - clean.out[place]) <= 1e-5F ? 0 : 1;
+            }
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+} // namespace
+
+TEST_CASE("Blocks of pairs that share a tile keep apart what they see") {
+    for (const std::int64_t width : both_ways) {
+        attend_sizes sizes = wide(width, 1, 6);
+        float_case given(sizes, {moving_windows()}, course::random, 69);
+        check_everywhere(given);
+        for (const std::int64_t at : {0, 7, 100, 153, 296})
+            for (const bool in_values : {false, true}) check_apart(given, at, in_values);
+        sizes.latent = true;
+        sizes.query_width = width + 10;
+        check_everywhere(float_case(sizes, {moving_windows()}, course::rising, 70));
+        given.options.soft_cap = 0.3F;
+        check_everywhere(given);
+    }
+}
+
+namespace {
+
 void check_splits(const float_case& given) {
     const auto whole = given.run<float>();
     for (const std::int64_t splits : {1, 2, 3, 8}) {
@@ -285,13 +337,18 @@ TEST_CASE("The number of threads changes no bit") {
     std::mt19937 random(65);
     auto requests = any_requests(random, 6000);
     requests.push_back({9000, {interval(0, 9000)}});
-    for (const std::int64_t width : both_ways) {
-        const float_case given(wide(width, 5, 2), requests, course::random, 66);
+    attend_request many{5000, {}};
+    for (std::int64_t i = 0; i < 33; ++i) many.rows.push_back(interval(i * 5, 4960 + i));
+    const auto check = [](const float_case& given) {
         for (const std::int64_t splits : {1, 4}) {
             const auto one = given.run<float>({1}, splits);
             CHECK((given.run<float>({2}, splits) == one));
-            CHECK((given.run<float>({5}, splits) == one)); // items take fewer KV heads
+            CHECK((given.run<float>({5}, splits) == one)); // items take fewer KV heads, or pairs
         }
+    };
+    for (const std::int64_t width : both_ways) {
+        check(float_case(wide(width, 5, 2), requests, course::random, 66));
+        check(float_case(wide(width, 2, 5), {many, {4000, {interval(0, 4000)}}}, course::random, 66));
     }
 }
 

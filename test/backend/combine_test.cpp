@@ -11,16 +11,12 @@
 #include <ctxpar/backend/cpu/attend.hpp>
 #include <ctxpar/backend/cpu/combine.hpp>
 
+#include "../support/instruction_sets.hpp"
+
 using namespace ctxpar;
+using ctxpar_test::instruction_sets;
 
 namespace {
-
-std::vector<cpu::isa> instruction_sets() {
-    std::vector<cpu::isa> list;
-    for (const cpu::isa set : {cpu::isa::portable, cpu::isa::avx2, cpu::isa::avx512})
-        if (set <= cpu::best_isa()) list.push_back(set);
-    return list;
-}
 
 float from_bits(std::uint32_t bits) {
     float value = 0;

@@ -16,6 +16,7 @@ TEST_CASE("Every (KV head, pair, split) of a segment belongs to one item") {
         return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)) + 1;
     };
     int grouped = 0;
+    int large = 0;
     for (int round = 0; round < 500; ++round) {
         attend_args<bf16, bf16, float, lse_base::natural> args;
         args.cache.kv_heads = upto(12);
@@ -26,14 +27,22 @@ TEST_CASE("Every (KV head, pair, split) of a segment belongs to one item") {
         run.rows = upto(9);
         run.end = round % 7 == 0 ? 0 : upto(30000);
         schedule_splits(run, upto(8));
-        const cpu::segment_items items(args, run, upto(64));
+        const std::int64_t wanted = upto(64);
+        const cpu::segment_items items(args, run, wanted);
+        const bool streams = cpu::streams_keys(args, run.rows * group);
+        const std::int64_t most_pairs = cpu::most_item_pairs(args.q.width, args.out.width);
         std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, int> seen;
         for (std::int64_t index = 0; index < items.count(); ++index) {
             const cpu::attend_item item = items.item(run, index);
             grouped += item.kv_heads > 1 ? 1 : 0;
             REQUIRE(item.pairs >= 1);
             REQUIRE(item.kv_head + item.kv_heads <= args.cache.kv_heads);
-            CHECK((item.kv_heads == 1 || cpu::streams_keys(args, item.pairs)));
+            CHECK(item.streams == streams); // how a row is walked must not depend on the items
+            CHECK((item.kv_heads == 1 || streams));
+            CHECK(item.pairs <= most_pairs);
+            // Items are as large as may be, unless there would be fewer than wanted.
+            large += item.pairs > cpu::pair_block ? 1 : 0;
+            if (item.pairs > 2 * cpu::pair_block) CHECK(items.count() * 2 >= wanted);
             for (std::int64_t h = 0; h < item.kv_heads; ++h)
                 for (std::int64_t i = 0; i < item.pairs; ++i)
                     ++seen[{item.kv_head + h, item.first_pair + i, item.split}];
@@ -45,4 +54,5 @@ TEST_CASE("Every (KV head, pair, split) of a segment belongs to one item") {
         CHECK(once);
     }
     CHECK(grouped > 0);
+    CHECK(large > 0);
 }

@@ -13,16 +13,12 @@
 
 #include <ctxpar/backend/cpu/streaming.hpp>
 
+#include "../support/instruction_sets.hpp"
+
 using namespace ctxpar;
+using ctxpar_test::instruction_sets;
 
 namespace {
-
-std::vector<cpu::isa> instruction_sets() {
-    std::vector<cpu::isa> list;
-    for (const cpu::isa set : {cpu::isa::portable, cpu::isa::avx2, cpu::isa::avx512})
-        if (set <= cpu::best_isa()) list.push_back(set);
-    return list;
-}
 
 // Rows at places in any order, and the pointers that a kernel takes.
 template <class T>

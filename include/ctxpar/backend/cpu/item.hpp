@@ -16,8 +16,6 @@
 
 namespace ctxpar::inline v0_1::cpu {
 
-inline constexpr std::int64_t pair_block = 32;
-
 constexpr std::int64_t padded(std::int64_t width) {
     return (width + pad_floats - 1) / pad_floats * pad_floats;
 }
@@ -26,8 +24,9 @@ constexpr std::int64_t padded(std::int64_t width) {
 // within a row by head: pair = row_in_segment * heads_per_kv + head_in_group.
 struct attend_item {
     const segment* run = nullptr;
+    bool streams = false; // reads its keys where they lie; the same for all items of a segment
     std::int64_t kv_head = 0;
-    std::int64_t kv_heads = 1; // from kv_head on; several only where streams_keys()
+    std::int64_t kv_heads = 1; // from kv_head on; several only where it streams
     std::int64_t first_pair = 0;
     std::int64_t pairs = 0; // of each KV head
     std::int64_t split = 0; // 0 .. run->splits() - 1
