@@ -60,6 +60,18 @@ CTXPAR_INLINE void narrow(const floats<W>& from, f16* to) {
     store_halves<W>(result | sign, to);
 }
 
+// Asks for what lies some lines behind the next `Bytes` of every vector, which is mostly the next vectors: all parts
+// are walked along side by side, too slowly for the processor to run ahead by itself.
+template <int Bytes, class P>
+CTXPAR_INLINE void ask_ahead(const P* const* parts, std::int64_t count, std::int64_t d) {
+    constexpr std::int64_t distance = 1024;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const auto at = reinterpret_cast<std::uintptr_t>(parts[i] + d) + distance; // may be past the end: no pointer
+        CTXPAR_UNROLL
+        for (int x = 0; x < Bytes; x += 64) __builtin_prefetch(reinterpret_cast<const void*>(at + x), 0, 2);
+    }
+}
+
 // to = sum over i of weights[i] * parts[i], `count` >= 1 of them. The last columns, fewer than a vector, are made in
 // full in a buffer.
 template <int W, class P, class Out>
@@ -70,6 +82,7 @@ CTXPAR_INLINE void combine_vectors(const P* const* parts, const float* weights, 
     floats<W> value;
     std::int64_t d = 0;
     for (; d + at_once * W <= width; d += at_once * W) {
+        ask_ahead<at_once * W* int(sizeof(P))>(parts, count, d);
         CTXPAR_UNROLL
         for (int x = 0; x < at_once; ++x) {
             widen<W>(parts[0] + d + x * W, value);
