@@ -11,9 +11,9 @@
 #include <tuple>
 #include <vector>
 
-#include <ctxpar/backend/cpu/streaming.hpp>
+#include <support/instruction_sets.hpp>
 
-#include "../support/instruction_sets.hpp"
+#include <ctxpar/backend/cpu/streaming.hpp>
 
 using namespace ctxpar;
 using ctxpar_test::instruction_sets;
@@ -171,14 +171,17 @@ TEST_CASE("Every line of what is ahead is asked for once, in all places at a tim
         for (int i = 0; i < keys + values; ++i) pieces.push_back(memory.data() + i * bytes);
         cpu::stream_ahead ahead({pieces.data(), keys / places, bytes}, {pieces.data() + keys, values / places, bytes});
         std::map<std::ptrdiff_t, int> asked;
-        const char* lines[places];
-        for (int turn = 0; ahead.next(lines); ++turn) {
-            for (int p = 0; p < places; ++p) {
-                ++asked[lines[p] - memory.data()];
+        std::vector<std::ptrdiff_t> lines;
+        const auto note = [&](const char* at) { lines.push_back(at - memory.data()); };
+        for (int turn = 0; ahead.next(note); ++turn) {
+            REQUIRE(lines.size() == static_cast<std::size_t>(places));
+            for (const std::ptrdiff_t at : lines) {
+                ++asked[at];
                 // Keys and values take turns as long as there are both.
-                if (keys == values) CHECK((lines[p] - memory.data() < keys * bytes) == (turn % 2 == 0));
-                if (p > 0 && keys >= places) CHECK(lines[p] > lines[p - 1]);
+                if (keys == values) CHECK((at < keys * bytes) == (turn % 2 == 0));
             }
+            if (keys >= places) CHECK(std::is_sorted(lines.begin(), lines.end()));
+            lines.clear();
         }
         CHECK(asked.size() == memory.size() / 64);
         for (const auto& [at, times] : asked) {

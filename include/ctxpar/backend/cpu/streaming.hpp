@@ -59,22 +59,20 @@ public:
         due_ += bytes;
         while (due_ >= places * line) {
             due_ -= places * line;
-            const char* lines[places];
-            if (!next(lines)) continue;
-            CTXPAR_UNROLL
-            for (const char* at : lines) __builtin_prefetch(at, 0, 2);
+            next(ask());
         }
     }
 
-    // The next line of each place, of keys and of values in turn; false when there are no more.
-    CTXPAR_INLINE bool next(const char* (&lines)[places]) {
+    // Calls fn(line) for the next line of each place, of keys and of values in turn; false when there are no more.
+    template <class Fn>
+    CTXPAR_INLINE bool next(const Fn& fn) {
         if (walks_[turn_].done()) turn_ ^= 1;
         walk& now = walks_[turn_];
         if (now.done()) return false;
         turn_ ^= 1;
         const char* const* list = now.all.list + now.piece;
         CTXPAR_UNROLL
-        for (int p = 0; p < places; ++p, list += now.all.each) lines[p] = *list + now.at;
+        for (int p = 0; p < places; ++p, list += now.all.each) fn(*list + now.at);
         now.at += line;
         if (now.at >= now.all.bytes) {
             now.at = 0;
@@ -85,6 +83,9 @@ public:
 
 private:
     static constexpr std::int64_t line = 64;
+    struct ask {
+        CTXPAR_INLINE void operator()(const char* at) const { __builtin_prefetch(at, 0, 2); }
+    };
     struct walk {
         pieces all;
         std::int64_t piece;
@@ -256,18 +257,12 @@ CTXPAR_INLINE void stream_scores(const stream_rows<T>& all, const float* q, floa
     }
 }
 
-// Scores [key][pair] times `factor` become weights relative to the largest score of each pair's state, which they
-// join; keep[pair] is what scales its output so far. `count` keys, a multiple of W / Pairs.
-template <int W, int Pairs>
-CTXPAR_INLINE void stream_weigh(float* p, std::int64_t count, float factor, stream_state& state, float* keep) {
-    constexpr int wide = Pairs < W ? W : Pairs; // lanes that hold each pair at least once
-    constexpr int parts = wide / W;
-    floats<W> largest[parts];
-    CTXPAR_UNROLL
-    for (int x = 0; x < parts; ++x) fill<W>(-std::numeric_limits<float>::infinity(), largest[x]);
-    for (std::int64_t at = 0; at < count * Pairs; at += wide) {
+// p[at] *= factor, and the largest of them in each lane of Vectors vectors that are taken in turn. NaN is passed over.
+template <int W, int Vectors>
+CTXPAR_INLINE void scale_scores(float* p, std::int64_t end, float factor, floats<W>* largest) {
+    for (std::int64_t at = 0; at < end; at += Vectors * W) {
         CTXPAR_UNROLL
-        for (int x = 0; x < parts; ++x) {
+        for (int x = 0; x < Vectors; ++x) {
             floats<W> score;
             load<W>(p + at + x * W, score);
             score *= factor;
@@ -275,6 +270,44 @@ CTXPAR_INLINE void stream_weigh(float* p, std::int64_t count, float factor, stre
             select<W>(score > largest[x], score, largest[x], largest[x]);
         }
     }
+}
+
+// p[at] = exp(p[at] - reference), and their sums in each lane of Vectors vectors that are taken in turn; there are
+// Parts vectors of references.
+template <int W, int Vectors, int Parts>
+CTXPAR_INLINE void weigh_scores(float* p, std::int64_t end, const floats<W> (&reference)[Parts], floats<W>* sum) {
+    for (std::int64_t at = 0; at < end; at += Vectors * W) {
+        CTXPAR_UNROLL
+        for (int x = 0; x < Vectors; ++x) {
+            floats<W> weight;
+            load<W>(p + at + x * W, weight);
+            weight -= reference[x % Parts];
+            exp_of_negative<W>(weight);
+            store<W>(weight, p + at + x * W);
+            sum[x] += weight;
+        }
+    }
+}
+
+// Scores [key][pair] times `factor` become weights relative to the largest score of each pair's state, which they
+// join; keep[pair] is what scales its output so far. `count` keys, a multiple of W / Pairs.
+template <int W, int Pairs>
+CTXPAR_INLINE void stream_weigh(float* p, std::int64_t count, float factor, stream_state& state, float* keep) {
+    constexpr int wide = Pairs < W ? W : Pairs; // lanes that hold each pair at least once
+    constexpr int parts = wide / W;
+    constexpr int vectors = 4 * parts; // so many at a time do not wait for each other
+    const std::int64_t end = count * Pairs;
+    const bool in_fours = end % (vectors * W) == 0;
+    floats<W> largest[vectors];
+    CTXPAR_UNROLL
+    for (int x = 0; x < vectors; ++x) fill<W>(-std::numeric_limits<float>::infinity(), largest[x]);
+    if (in_fours)
+        scale_scores<W, vectors>(p, end, factor, largest);
+    else
+        scale_scores<W, parts>(p, end, factor, largest);
+    CTXPAR_UNROLL
+    for (int x = parts; x < vectors; ++x)
+        select<W>(largest[x] > largest[x % parts], largest[x], largest[x % parts], largest[x % parts]);
     float lanes[wide];
     CTXPAR_UNROLL
     for (int x = 0; x < parts; ++x) store<W>(largest[x], lanes + x * W);
@@ -291,20 +324,15 @@ CTXPAR_INLINE void stream_weigh(float* p, std::int64_t count, float factor, stre
         for (int j = i; j < wide; j += Pairs) lanes[j] = reference;
     }
     floats<W> reference[parts];
-    floats<W> sum[parts] = {};
+    floats<W> sum[vectors] = {};
     CTXPAR_UNROLL
     for (int x = 0; x < parts; ++x) load<W>(lanes + x * W, reference[x]);
-    for (std::int64_t at = 0; at < count * Pairs; at += wide) {
-        CTXPAR_UNROLL
-        for (int x = 0; x < parts; ++x) {
-            floats<W> weight;
-            load<W>(p + at + x * W, weight);
-            weight -= reference[x];
-            exp_of_negative<W>(weight);
-            store<W>(weight, p + at + x * W);
-            sum[x] += weight;
-        }
-    }
+    if (in_fours)
+        weigh_scores<W, vectors>(p, end, reference, sum);
+    else
+        weigh_scores<W, parts>(p, end, reference, sum);
+    CTXPAR_UNROLL
+    for (int x = parts; x < vectors; ++x) sum[x % parts] += sum[x];
     CTXPAR_UNROLL
     for (int x = 0; x < parts; ++x) store<W>(sum[x], lanes + x * W);
     for (int i = 0; i < Pairs; ++i) {
