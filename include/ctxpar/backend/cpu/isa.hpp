@@ -23,7 +23,11 @@ inline isa best_isa() {
         const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
         if (wide) return isa::avx512;
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? isa::avx2 : isa::portable;
+        bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if !defined(__clang__) // which does not know the name, and uses none of these instructions
+        narrow = narrow && __builtin_cpu_supports("f16c");
+#endif
+        return narrow ? isa::avx2 : isa::portable;
     }();
     return best;
 #else
@@ -47,8 +51,8 @@ inline isa default_isa() {
 
 // Marks the bodies for the wider instruction sets; empty where the processor family has none.
 #if defined(__x86_64__)
-#define CTXPAR_TARGET_AVX2 __attribute__((target("avx2,fma")))
-#define CTXPAR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define CTXPAR_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define CTXPAR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #else
 #define CTXPAR_TARGET_AVX2
 #define CTXPAR_TARGET_AVX512

@@ -122,6 +122,16 @@ CTXPAR_INLINE void widen_f16_bits(const words<W>& raw, floats<W>& to) {
 }
 template <int W>
 CTXPAR_INLINE void widen(const f16* from, floats<W>& to) {
+#if defined(__x86_64__) && !defined(__clang__)
+    const auto& numbers = *reinterpret_cast<const char(*)[W * sizeof(f16)]>(from);
+    if constexpr (W == 16) {
+        asm("vcvtph2ps %1, %0" : "=v"(to) : "m"(numbers));
+        return;
+    } else if constexpr (W == 8) {
+        asm("vcvtph2ps %1, %0" : "=x"(to) : "m"(numbers));
+        return;
+    }
+#endif
     typename lane_types<W>::halves raw;
     std::memcpy(&raw, from, sizeof(raw));
     widen_f16_bits<W>(__builtin_convertvector(raw, words<W>), to);
