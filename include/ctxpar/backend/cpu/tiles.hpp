@@ -87,9 +87,10 @@ struct tile_blocking {
 // How many products of a score are added up in a row, and how many such sums: a score of 10 is to be good to 1e-6.
 // Multiples of one another; the last level takes the blocks.
 struct score_sums {
-    static constexpr std::int64_t chain = 8;
-    static constexpr std::int64_t piece = 32;
+    static constexpr std::int64_t chain = 16;
+    static constexpr std::int64_t piece = 64;
     static constexpr std::int64_t block = 128;
+    static_assert(pad_floats % chain == 0 && piece % chain == 0 && block % piece == 0);
 };
 
 // acc = sum of q[d] * keys[t][d] over one chain of columns, for Keys keys and Vectors vectors of pairs.
