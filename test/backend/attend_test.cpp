@@ -11,9 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include <support/instruction_sets.hpp>
+
 #include <ctxpar/backend/cpu.hpp>
 
-#include "../support/instruction_sets.hpp"
 #include "attend_case.hpp"
 
 using namespace ctxpar;
@@ -330,6 +331,18 @@ TEST_CASE("Splits of the keys change nothing beyond rounding") {
                                                   {3, {interval(0, 3)}}};
     for (const course kind : {course::random, course::rising}) {
         for (const std::int64_t width : both_ways) check_splits(float_case(wide(width, 1, 3), requests, kind, 64));
+    }
+}
+
+TEST_CASE("A sum over very many keys is as good as one over few") {
+    constexpr std::int64_t keys = 131072;
+    for (const std::int64_t width : both_ways) {
+        attend_sizes sizes = wide(width, 1, 1);
+        sizes.page_size = 1024;
+        float_case given(sizes, {{keys, {interval(0, keys)}}}, course::equal, 71);
+        for (std::int64_t j = 0; j < keys; ++j) // so that all roundings go the same way
+            for (std::int64_t d = 0; d < width; ++d) given.value(0, j, 0)[d] = 0.1F + 0.001F * static_cast<float>(d);
+        check_everywhere(given);
     }
 }
 

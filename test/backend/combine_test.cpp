@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include <support/instruction_sets.hpp>
+
 #include <ctxpar/backend/cpu/attend.hpp>
 #include <ctxpar/backend/cpu/combine.hpp>
-
-#include "../support/instruction_sets.hpp"
 
 using namespace ctxpar;
 using ctxpar_test::instruction_sets;
