@@ -1,4 +1,4 @@
-// What a program says that is asked for --comm mpi and was built without MPI.
+// What a program says whose ranks are to be processes and that was built without MPI.
 #pragma once
 
 #include <string>

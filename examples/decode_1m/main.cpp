@@ -8,6 +8,7 @@
 
 #include <ctxpar/comm/local.hpp>
 
+#include "common/launched.hpp"
 #include "processes.hpp"
 #include "run.hpp"
 

@@ -5,9 +5,6 @@
 
 namespace demo {
 
-// Whether a launcher of MPI has started this process, with others.
-bool started_as_processes();
-
 // The whole example, on every process. Returns its exit status, the same on all; where a rank failed it does not
 // return, but ends the process. config_error "comm" where the program was built without MPI.
 int run_over_processes(const options& given);

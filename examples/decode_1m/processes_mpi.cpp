@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -76,12 +75,6 @@ private:
 };
 
 } // namespace
-
-bool started_as_processes() {
-    for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-        if (const char* const size = std::getenv(name); size != nullptr && std::atoi(size) > 1) return true;
-    return false;
-}
 
 int run_over_processes(const options& given) {
     return run_processes("decode_1m", [&](processes& own) {

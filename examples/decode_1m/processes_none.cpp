@@ -2,10 +2,6 @@
 #include "common/without_mpi.hpp"
 #include "processes.hpp"
 
-bool demo::started_as_processes() {
-    return false;
-}
-
 int demo::run_over_processes(const options&) {
     refuse_without_mpi("decode_1m");
 }

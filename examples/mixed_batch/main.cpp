@@ -9,10 +9,13 @@
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/core/error.hpp>
 
+#include "common/launched.hpp"
 #include "options.hpp"
+#include "place.hpp"
 #include "processes.hpp"
 #include "run.hpp"
 #include "serve.hpp"
+#include "serve_cuda.hpp"
 
 namespace {
 
@@ -20,10 +23,14 @@ using namespace demo;
 
 int run_over_threads(const options& given) {
     const ctxpar::mesh ranks = given.ranks(); // refuses an illegal topology
+    given.check();
+    if (given.on_gpus()) check_cuda();
     return run(given, true, [&](const std::vector<unsharded_step>& right, watch& found) {
         ctxpar::run_local_ranks(static_cast<int>(ranks.world_size()), {}, [&](ctxpar::local_communicator& world) {
             watch own(given, right);
-            serve(world, given, world.rank() == 0 ? found : own);
+            watch& observer = world.rank() == 0 ? found : own;
+            given.on_gpus() ? serve_on_gpu(world, given, observer)
+                            : serve<host_place<ctxpar::local_communicator>>(world, given, observer);
         });
     });
 }
@@ -33,7 +40,8 @@ int run_over_threads(const options& given) {
 int main(int argc, char** argv) {
     const options given = parse_options(argc, argv);
     try {
-        return given.mpi ? run_over_processes(given) : run_over_threads(given);
+        const bool processes = given.comm == "mpi" || (given.comm == "nccl" && started_as_processes());
+        return processes ? run_over_processes(given) : run_over_threads(given);
     } catch (const ctxpar::config_error& problem) {
         fmt::print(stderr, "mixed_batch: {}\n", problem.what());
         return 2;

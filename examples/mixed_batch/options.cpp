@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <ctxpar/core/error.hpp>
 #include <ctxpar/layout/paged.hpp>
 
 namespace demo {
@@ -21,6 +22,12 @@ constexpr const char* notes = "Exit status: 0 right, 1 wrong result, 2 wrong usa
 
 std::int64_t options::blocks() const {
     return ctxpar::table_width(ctxpar::make_ownership(sizes.dcp, interleave), block_size, longest);
+}
+
+void options::check() const {
+    ctxpar::require(on_gpus() || comm != "nccl", "comm",
+                    "--comm nccl is for --backend cuda; ranks on a CPU are threads of one process, --comm local, or "
+                    "processes, --comm mpi");
 }
 
 options parse_options(int argc, char** argv) {
@@ -45,11 +52,16 @@ options parse_options(int argc, char** argv) {
     app.add_option("--path", path, "how the rows of prefills meet keys: gather_q, gather_kv or automatic (automatic)")
         ->check(CLI::IsMember({"automatic", "gather_q", "gather_kv"}));
     app.add_option("--seed", given.seed, "of the model (1)");
-    std::string comm;
-    app.add_option("--comm", comm,
-                   "how ranks communicate: local, as threads of one process (local), or mpi, as processes that mpirun "
-                   "has started")
-        ->check(CLI::IsMember({"local", "mpi"}));
+    app.add_option("--backend", given.backend,
+                   "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
+        ->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option(
+           "--comm", given.comm,
+           "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
+           "or, with a GPU for each of them, nccl, which joins processes where mpirun has started them")
+        ->check(CLI::IsMember({"local", "mpi", "nccl"}));
+    app.add_option("--id-file", given.id_file,
+                   "with --comm nccl: give NCCL's unique id to all ranks by this file, which all see, not by MPI");
     std::string fault;
     app.add_option("--inject", fault, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"computed_short"}));
@@ -61,7 +73,6 @@ options parse_options(int argc, char** argv) {
     given.path = std::map<std::string, prefill_path>{{"automatic", prefill_path::automatic},
                                                      {"gather_q", prefill_path::gather_q},
                                                      {"gather_kv", prefill_path::gather_kv}}[path];
-    given.mpi = comm == "mpi";
     given.computed_short = !fault.empty();
     return given;
 }

@@ -15,7 +15,9 @@ struct options {
     std::int64_t chunk = 128; // tokens of one prompt in a step, at most
     ctxpar::prefill_path path = ctxpar::prefill_path::automatic;
     std::uint64_t seed = 1;
-    bool mpi = false;            // ranks are processes, not threads
+    std::string backend = "cpu";
+    std::string comm = "local";
+    std::string id_file;         // by which NCCL's unique id gets to all ranks; empty: by the host's communicator
     bool computed_short = false; // the injected fault
 
     std::int64_t kv_heads = 1;
@@ -27,6 +29,9 @@ struct options {
     static constexpr std::int64_t longest = 640;    // tokens of a request
 
     ctxpar::mesh ranks() const { return {sizes, {ctxpar::attention_kind::gqa, q_heads, kv_heads}}; }
+    bool on_gpus() const { return backend == "cuda"; }
+    // config_error "comm" for ranks that can not talk like that.
+    void check() const;
     // Blocks that a request takes of every rank's pool.
     std::int64_t blocks() const;
 };

@@ -38,7 +38,8 @@ static __global__ void forget_kernel(ctxpar::kv_view<ctxpar::bf16> cache, ctxpar
         }
 }
 
-template <class Communicator>
+// World joins the ranks on the host.
+template <class Communicator, class World>
 class device_prefill_rank {
 public:
     using attention = ctxpar::gqa<ctxpar::bf16, 128>;
@@ -48,10 +49,12 @@ public:
     // `blocks` are the request's block ids, the same on every rank; `memory` is this rank's pool.
     device_prefill_rank(const problem& all, const prompt_data& data, std::int64_t dcp,
                         const std::vector<std::int32_t>& blocks, thrust::device_vector<ctxpar::bf16>& memory,
-                        ctxpar::local_communicator& world)
-        : all_(all), data_(data), dcp_(dcp), memory_(memory), world_(world), groups_(world, all.ranks(dcp)),
-          blocks_(blocks.begin(), blocks.end()),
+                        World& world)
+        : all_(all), data_(data), dcp_(dcp), memory_(memory), world_(world),
+          groups_(world, all.ranks(dcp), all.id_file), blocks_(blocks.begin(), blocks.end()),
           table_(ctxpar::table_2d(std::as_const(blocks_).data().get(), 1, all.blocks(dcp), all.block_size)) {}
+
+    std::size_t pool_bytes() const { return memory_.size() * sizeof(ctxpar::bf16); }
 
     // Writes the context, chunk by chunk, without attending to it. All ranks, as all that follows.
     void fill(progress& bar) {
@@ -78,7 +81,7 @@ public:
     }
 
     // The step that is attended and timed.
-    void attend(record& to);
+    void attend(record& to, progress& bar);
 
 private:
     // Read by the host and by the device.
@@ -129,7 +132,7 @@ private:
     const prompt_data& data_;
     std::int64_t dcp_;
     thrust::device_vector<ctxpar::bf16>& memory_;
-    ctxpar::local_communicator& world_;
+    World& world_;
     device_groups<Communicator> groups_;
     ctxpar::cuda_backend backend_;
     thrust::universal_vector<std::int32_t> blocks_;
@@ -138,8 +141,8 @@ private:
 
 // A step's rows on this rank, as a model would make them from its tokens. Rows that are not tokens hold what an engine
 // may have left there.
-template <class Communicator>
-struct device_prefill_rank<Communicator>::rows {
+template <class Communicator, class World>
+struct device_prefill_rank<Communicator, World>::rows {
     std::int64_t count;
     thrust::device_vector<ctxpar::bf16> q, k, v;
     thrust::device_vector<float> out;
@@ -180,8 +183,8 @@ struct device_prefill_rank<Communicator>::rows {
     }
 };
 
-template <class Communicator>
-void device_prefill_rank<Communicator>::attend(record& to) {
+template <class Communicator, class World>
+void device_prefill_rank<Communicator, World>::attend(record& to, progress& bar) {
     const ctxpar::shard part{dcp_, groups_.kv->rank(), all_.interleave};
     forget_kernel<<<static_cast<unsigned>(all_.chunk), 128>>>(cache(), part, table_, all_.computed());
     ctxpar::cuda::check(cudaGetLastError(), "forget_kernel");
@@ -194,7 +197,7 @@ void device_prefill_rank<Communicator>::attend(record& to) {
     options.softmax_scale = all_.softmax_scale;
     options.lse_out = ctxpar::dense_view(pointer(own.lses), own.count, all_.q_heads, 1);
 
-    // Ranks are threads of one process, so that they share a clock.
+    // Ranks start together. Where they are threads of one process they share a clock.
     ctxpar::cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     (void)from_first(world_, 0);
     rank_record& mine = to.ranks[static_cast<std::size_t>(world_.rank())];
@@ -208,6 +211,7 @@ void device_prefill_rank<Communicator>::attend(record& to) {
     groups_.kv->wait(nullptr);
     mine.end = now().count();
     mine.sent = groups_.bytes_sent() - before;
+    bar.add(all_.pairs() / world_.size());
 
     restore(with, step, own, mine);
     if (world_.rank() != 0) return;
@@ -222,9 +226,9 @@ void device_prefill_rank<Communicator>::attend(record& to) {
 }
 
 // Puts the rows of all ranks back into the order of the prompt, on every rank.
-template <class Communicator>
-void device_prefill_rank<Communicator>::restore(prefiller& with, const ctxpar::prefill_step& step, const rows& own,
-                                                rank_record& to) {
+template <class Communicator, class World>
+void device_prefill_rank<Communicator, World>::restore(prefiller& with, const ctxpar::prefill_step& step,
+                                                       const rows& own, rank_record& to) {
     thrust::device_vector<float> outputs(static_cast<std::size_t>(all_.chunk * all_.q_heads * all_.head_dim));
     thrust::device_vector<ctxpar::natural_lse> lses(static_cast<std::size_t>(all_.chunk * all_.q_heads));
     with.restore(step, ctxpar::dense_view(pointer(own.out), own.count, all_.q_heads, all_.head_dim),
@@ -237,5 +241,22 @@ void device_prefill_rank<Communicator>::restore(prefiller& with, const ctxpar::p
     to.lses.resize(lses.size());
     thrust::copy(lses.begin(), lses.end(), to.lses.begin());
 }
+
+// Ranks that compute on GPUs and talk there through a Communicator, for runs.hpp.
+template <class Communicator>
+struct device_ranks {
+    template <class World>
+    using rank = device_prefill_rank<Communicator, World>;
+    using pool = thrust::device_vector<ctxpar::bf16>;
+
+    // The cache is of NaN, so that nothing is found that was not written.
+    template <class World>
+    static void prepare(World& world, const problem& all, std::int64_t dcp, pool& own) {
+        use_device_of(world);
+        if (own.empty())
+            own.resize(static_cast<std::size_t>(all.pool_bytes(dcp)) / sizeof(ctxpar::bf16),
+                       ctxpar::bf16::from_bits(0xffff));
+    }
+};
 
 } // namespace demo

@@ -10,7 +10,8 @@ void check_cuda(const problem&) {
         "backend", "this prefill_zigzag was built without CUDA; --backend cpu is what it has, or build it where nvcc "
                    "and NCCL are found"));
 }
-std::vector<record> run_cuda_configurations(const problem& all, const prompt_data&, const std::vector<configuration>&) {
+std::vector<record> run_cuda_configurations(threads&, const problem& all, const prompt_data&,
+                                            const std::vector<configuration>&) {
     check_cuda(all);
     return {};
 }

@@ -9,10 +9,12 @@
 
 #include <ctxpar/core/error.hpp>
 
+#include "common/launched.hpp"
 #include "engine_cuda.hpp"
 #include "processes.hpp"
 #include "run.hpp"
 #include "runs.hpp"
+#include "step.hpp"
 #include "worlds.hpp"
 
 namespace {
@@ -24,7 +26,8 @@ int run_over_threads(const options& given) {
     if (all.on_gpus) check_cuda(all);
     threads world;
     return run(world, given, all, [&](const prompt_data& data, const std::vector<configuration>& runs) {
-        return all.on_gpus ? run_cuda_configurations(all, data, runs) : run_configurations(world, all, data, runs);
+        return all.on_gpus ? run_cuda_configurations(world, all, data, runs)
+                           : run_configurations<cpu_ranks>(world, all, data, runs);
     });
 }
 
@@ -33,7 +36,8 @@ int run_over_threads(const options& given) {
 int main(int argc, char** argv) {
     const options given = parse_options(argc, argv);
     try {
-        return given.comm == "mpi" ? run_over_processes(given) : run_over_threads(given);
+        const bool processes = given.comm == "mpi" || (given.comm == "nccl" && started_as_processes());
+        return processes ? run_over_processes(given) : run_over_threads(given);
     } catch (const ctxpar::config_error& problem) {
         fmt::print(stderr, "prefill_zigzag: {}\n", problem.what());
         return refused;

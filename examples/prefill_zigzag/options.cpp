@@ -51,8 +51,10 @@ options parse_options(int argc, char** argv) {
     app.add_option(
            "--comm", given.comm,
            "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
-           "or, with a GPU for each of them, nccl")
+           "or, with a GPU for each of them, nccl, which joins processes where mpirun has started them")
         ->check(CLI::IsMember({"local", "mpi", "nccl"}));
+    app.add_option("--id-file", given.id_file,
+                   "with --comm nccl: give NCCL's unique id to all ranks by this file, which all see, not by MPI");
     app.add_option("--seed", given.seed, "of the random data (1)");
     app.add_option("--inject", given.inject, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"context_short", "chunks_swapped", "pad_kept"}));

@@ -22,6 +22,7 @@ struct options {
     std::int64_t threads_per_rank = 1;
     std::string backend = "cpu";
     std::string comm = "local";
+    std::string id_file;
     std::uint64_t seed = 1;
     std::string inject;
     bool portable = false;

@@ -79,6 +79,7 @@ problem make_problem(const options& given) {
     all.softmax_scale = 1.0F / std::sqrt(static_cast<float>(given.head_dim));
     all.on_gpus = given.backend == "cuda";
     all.through_nccl = given.comm == "nccl";
+    all.id_file = given.id_file;
     ctxpar::require(all.on_gpus || !all.through_nccl, "comm",
                     "--comm nccl is for --backend cuda; ranks on a CPU are threads of one process, --comm local, or "
                     "processes, --comm mpi");

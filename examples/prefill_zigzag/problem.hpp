@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ctxpar/attention/prefill_batch.hpp>
@@ -39,6 +40,7 @@ struct problem {
     float softmax_scale = 0.0F;
     bool on_gpus = false;      // the caches lie on GPUs
     bool through_nccl = false; // and ranks talk through NCCL
+    std::string id_file;       // by which NCCL's unique id gets to all ranks; empty: by the host's communicator
     std::uint64_t seed = 0;
     fault injected = fault::none;
     std::vector<configuration> configurations;

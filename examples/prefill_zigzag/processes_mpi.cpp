@@ -1,65 +1,26 @@
 #include "processes.hpp"
 
-#include "common/processes.hpp"
+#include "engine_cuda.hpp"
+#include "process_world.hpp"
 #include "run.hpp"
 #include "runs.hpp"
+#include "step.hpp"
 
 namespace demo {
 namespace {
 
-// One rank of all: a World, as worlds.hpp has it.
-class process_world {
-public:
-    using communicator = processes::communicator;
-
-    explicit process_world(processes& all) : all_(all) {}
-
-    bool speaks() const { return all_.speaks(); }
-    double share() const { return static_cast<double>(all_.on_this_host()) / all_.size(); }
-    std::int64_t own_ranks(std::int64_t) const { return 1; }
-    bool owns(std::int64_t rank) const { return rank == all_.rank(); }
-    template <class Fn>
-    void first(const Fn& fn) {
-        all_.first(fn);
-    }
-    template <class Fn>
-    void run(std::int64_t, const Fn& fn) {
-        all_.run(fn);
-    }
-
-    // Clocks of hosts differ: a step takes as long as it took the slowest rank.
-    void gather(const problem&, record& to) {
-        struct measured {
-            double seconds;
-            std::uint64_t sent;
-        };
-        const rank_record& own = to.ranks[static_cast<std::size_t>(all_.rank())];
-        const auto found = all_.gathered(measured{own.end - own.begin, own.sent});
-        for (int rank = 0; rank < all_.size(); ++rank) {
-            const auto at = static_cast<std::size_t>(rank);
-            rank_record& each = to.ranks[at];
-            all_.bring(each.outputs, rank);
-            all_.bring(each.lses, rank);
-            if (!speaks()) continue;
-            each.begin = 0.0;
-            each.end = found[at].seconds;
-            each.sent = found[at].sent;
-        }
-    }
-
-    void end() { all_.print_memory(); }
-
-private:
-    processes& all_;
-};
-
 int work(processes& own, const options& given) {
     const problem all = make_problem(given);
-    ctxpar::require(!all.on_gpus, "comm", "--comm mpi is for --backend cpu");
+    ctxpar::require(!all.on_gpus || all.through_nccl, "comm",
+                    "--comm mpi is for --backend cpu; processes with GPUs talk through NCCL, --comm nccl");
+    if (all.on_gpus) check_cuda(all);
     own.require_ranks(all.pcp);
     process_world world(own);
     return run(world, given, all, [&](const prompt_data& data, const std::vector<configuration>& runs) {
-        return run_configurations(world, all, data, runs);
+#if defined(DEMO_WITH_CUDA)
+        if (all.on_gpus) return run_cuda_configurations(world, all, data, runs);
+#endif
+        return run_configurations<cpu_ranks>(world, all, data, runs);
     });
 }
 

@@ -27,6 +27,8 @@ public:
     prefill_rank(const problem& all, const prompt_data& data, std::int64_t dcp, const std::vector<std::int32_t>& blocks,
                  const pool& memory, Communicator& world);
 
+    std::size_t pool_bytes() const { return memory_.bytes(); }
+
     // Writes the context, chunk by chunk, without attending to it. All ranks, as all that follows.
     void fill(progress& bar);
 
@@ -53,6 +55,18 @@ private:
     Communicator& world_;
     rank_groups<Communicator> groups_;
     ctxpar::block_table table_;
+};
+
+// Ranks that compute on CPUs, for runs.hpp.
+struct cpu_ranks {
+    template <class Communicator>
+    using rank = prefill_rank<Communicator>;
+    using pool = demo::pool;
+
+    template <class Communicator>
+    static void prepare(Communicator&, const problem& all, std::int64_t dcp, pool& own) {
+        if (own.bytes() == 0) own = demo::pool(static_cast<std::size_t>(all.pool_bytes(dcp)));
+    }
 };
 
 } // namespace demo

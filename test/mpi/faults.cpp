@@ -146,6 +146,10 @@ const std::map<std::string, scenario>& scenarios() {
         learn([&] { steps(comm, 1000); });
     };
     static const auto decodes = [](mpi_communicator& comm) { learn([&] { decode_steps<16, merge::a2a>(comm); }); };
+    static const auto makes_another = [](mpi_communicator& comm) {
+        steps(comm, 20);
+        learn([] { const mpi_communicator second(MPI_COMM_WORLD, {.timeout = timeout}); });
+    };
     static const std::map<std::string, scenario> all = {
         {"killed_before_any", {[](mpi_communicator&) { die(); }, go_on}},
         {"killed_between",
@@ -258,10 +262,20 @@ const std::map<std::string, scenario>& scenarios() {
               std::this_thread::sleep_for(3 * timeout);
               std::_Exit(0);
           },
-          [](mpi_communicator& comm) {
+          makes_another}},
+        {"killed_before_construction",
+         {[](mpi_communicator& comm) {
               steps(comm, 20);
+              die();
+          },
+          makes_another}},
+        {"constructs_when_others_have_left",
+         {[](mpi_communicator& comm) {
+              steps(comm, 20);
+              std::this_thread::sleep_for(timeout + timeout / 2);
               learn([] { const mpi_communicator second(MPI_COMM_WORLD, {.timeout = timeout}); });
-          }}},
+          },
+          makes_another}},
     };
     return all;
 }

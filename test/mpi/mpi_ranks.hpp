@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -173,20 +174,26 @@ private:
 
     static void send_from(int rank, std::vector<float>& values) {
         std::uint64_t count = values.size();
-        MPI_Bcast(&count, 1, MPI_UINT64_T, rank, MPI_COMM_WORLD);
+        send_from(rank, count);
         values.resize(count);
-        MPI_Bcast(values.data(), static_cast<int>(count), MPI_FLOAT, rank, MPI_COMM_WORLD);
+        broadcast(rank, values.data(), count * sizeof(float));
     }
     static void send_from(int rank, std::string& text) {
         std::uint64_t count = text.size();
-        MPI_Bcast(&count, 1, MPI_UINT64_T, rank, MPI_COMM_WORLD);
+        send_from(rank, count);
         text.resize(count);
-        MPI_Bcast(text.data(), static_cast<int>(count), MPI_CHAR, rank, MPI_COMM_WORLD);
+        broadcast(rank, text.data(), count);
     }
     // Numbers alone: text that a value points to is another process's.
     template <class T>
     static void send_from(int rank, T& value) requires std::is_arithmetic_v<T> {
-        MPI_Bcast(&value, static_cast<int>(sizeof value), MPI_BYTE, rank, MPI_COMM_WORLD);
+        broadcast(rank, &value, sizeof value);
+    }
+    // Processes may outnumber cores, and not every MPI yields where it waits itself.
+    static void broadcast(int rank, void* from, std::size_t bytes) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        MPI_Ibcast(from, static_cast<int>(bytes), MPI_BYTE, rank, MPI_COMM_WORLD, &request);
+        for (int is_done = 0; is_done == 0; MPI_Test(&request, &is_done, MPI_STATUS_IGNORE)) std::this_thread::yield();
     }
 };
 

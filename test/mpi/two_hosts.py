@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs MPI ranks on two hosts: two network namespaces of this machine, joined by a pair of virtual links.
 
-usage: two_hosts.py LAUNCHER SUITES FAULTS [ARGUMENT-OF-SUITES ...]
+usage: two_hosts.py IMPLEMENTATION LAUNCHER SUITES FAULTS [ARGUMENT-OF-SUITES ...]
 
-LAUNCHER is Open MPI's. SUITES, the exactness suites, must pass with ranks on both hosts. Then FAULTS takes steps on
+IMPLEMENTATION is openmpi or mpich, whose options differ. SUITES, the exactness suites, must pass with ranks on both hosts. Then FAULTS takes steps on
 both, and the link that carries their data is taken down in the middle: every rank must end with an error that names
 ranks of the other host, in time, and no process may be left. The launcher's own traffic has a second link, so that it
 is the library that notices.
@@ -89,6 +89,11 @@ class TwoHosts:
         for file, text in ((self.enter, ENTER.format(name=self.name)), (self.agent, AGENT.format(enter=self.enter))):
             file.write_text(text)
             file.chmod(0o700)
+        for host in (1, 2):  # some MPIs look once, at their start, for links that are up
+            for link in self.LINKS:
+                if not wait_until(lambda: "LOWER_UP" in ip("-n", self.of(host), "link", "show", link)
+                                  and "state UP" in ip("-n", self.of(host), "link", "show", link), 10):
+                    raise OSError(f"the link {link} does not come up")
         self.hosts.write_text("".join(f"10.213.0.{host} slots={RANKS_OF_HOST}\n" for host in (1, 2)))
         # What a kernel does not allow shows here and not in the launcher.
         done = subprocess.run([self.enter, "10.213.0.1", "hostname"], capture_output=True, text=True)
@@ -117,9 +122,14 @@ class TwoHosts:
         """What has crossed the data link."""
         return int(ip("netns", "exec", self.of(2), "cat", "/sys/class/net/data/statistics/rx_bytes"))
 
-    def command(self, launcher, program, keep_going=False):
+    def command(self, implementation, launcher, program, keep_going=False):
         """Starts two ranks a host: ranks of one host share memory, those of different hosts the data link. keep_going:
         the launcher does not end the processes that are left when one of them ends."""
+        if implementation == "mpich":
+            words = [self.enter, "10.213.0.1", launcher, "-launcher", "rsh", "-launcher-exec", self.agent, "-hosts",
+                     ",".join(f"10.213.0.{host}:{RANKS_OF_HOST}" for host in (1, 2)), "-iface", "control",
+                     "-n", RANKS] + ["-disable-auto-cleanup"] * keep_going
+            return [str(word) for word in words + program]
         options = {"plm": "rsh", "plm_rsh_agent": self.agent, "btl": "vader,tcp,self", "pml": "ob1",
                    "btl_tcp_if_include": "data", "oob_tcp_if_include": "control"}
         words = [self.enter, "10.213.0.1", launcher, "--hostfile", self.hosts, "--bind-to", "none", "--map-by", "slot",
@@ -129,9 +139,14 @@ class TwoHosts:
         return [str(word) for word in words + program]
 
 
-def run_suites(hosts, launcher, program):
+    def environment(self):
+        """MPICH's ranks look for each other by UCX, which would find memory that the hosts of one machine share."""
+        return {**launch.environment(self.folder), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "data"}
+
+
+def run_suites(hosts, implementation, launcher, program):
     start = time.monotonic()
-    done = subprocess.run(hosts.command(launcher, program), env=launch.environment(hosts.folder),
+    done = subprocess.run(hosts.command(implementation, launcher, program), env=hosts.environment(),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     crossed = hosts.data_bytes()
     passed = done.returncode == 0 and crossed > 1e6
@@ -149,13 +164,14 @@ def wait_until(condition, seconds):
     return condition()
 
 
-def lose_link(hosts, launcher, program, scenario, folder):
+def lose_link(hosts, implementation, launcher, program, scenario, folder):
     """What went wrong, as sentences, and what each rank reported."""
     folder.mkdir()
     with open(folder / "output", "w") as output:
         process = subprocess.Popen(
-            hosts.command(launcher, [program, scenario, str(TIMEOUT_MS), str(folder)], keep_going=True),
-            env=launch.environment(hosts.folder), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            hosts.command(implementation, launcher, [program, scenario, str(TIMEOUT_MS), str(folder)],
+                          keep_going=True),
+            env=hosts.environment(), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
     def reports():
         return faults.read_files(folder, "report")
@@ -203,9 +219,9 @@ def named_ranks(text):
 
 
 def main():
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 5:
         sys.exit(__doc__)
-    launcher, suites, fault_program, *arguments = sys.argv[1:]
+    implementation, launcher, suites, fault_program, *arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # in order, so that nothing is left
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -214,9 +230,10 @@ def main():
         except OSError as problem:
             print(f"skipped: no two hosts can be made here: {problem}")
             return SKIPPED
-        failed = not run_suites(hosts, launcher, [suites, *arguments])
+        failed = not run_suites(hosts, implementation, launcher, [suites, *arguments])
         for scenario in SCENARIOS:
-            problems, waited, told = lose_link(hosts, launcher, fault_program, scenario, folder / scenario)
+            problems, waited, told = lose_link(hosts, implementation, launcher, fault_program, scenario,
+                                               folder / scenario)
             failed = failed or bool(problems)
             print(f"{'FAILED' if problems else 'ok    '} {scenario}: {len(told)} of {RANKS} ranks had reported "
                   f"{waited:.1f} s later")

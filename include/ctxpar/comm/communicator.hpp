@@ -2,6 +2,11 @@
 //
 // All of its operations are collective: every rank of the group calls them, in the same order, with the same sizes,
 // also where a rank has nothing to send. They are ordered by the stream; on a host_stream they are done on return.
+//
+// One communicator may have several users, such as a prefiller and a decoder with streams of their own. "The same
+// order" is then that in which the host of each rank makes the calls of all of them together: what one step of a user
+// calls may stand between the steps of another, but at the same place on every rank. Where hosts can not promise that,
+// each user has a communicator of its own. check_level::collective refuses another order on some rank.
 #pragma once
 
 #include <concepts>
@@ -18,7 +23,8 @@ namespace ctxpar::inline v0_1 {
 // settings can be linked together.
 //   off         errors of a call's own arguments only
 //   basic       + a digest of policy, shapes and schedule is compared between the ranks once a plan
-//   collective  + where the ranks meet on the host anyway, operation, bytes, element type and digest of every call
+//   collective  + operation, bytes, element type and digest of every call: at the call where the ranks meet on the host
+//                 anyway, else all calls so far whenever a plan is compared
 enum class check_level : std::uint8_t { off, basic, collective };
 
 // What a call is about; named in errors, compared in checked builds, never sent with the payload.

@@ -186,21 +186,28 @@ inline local_call all_to_all_call(int size, const void* send, std::span<const st
     return text;
 }
 
+// "ranks 0-2 called this, rank 3 called that" of the ranks listed, in order of their first rank; text_of(rank) is what
+// each did.
+template <class TextOf>
+[[gnu::cold]] std::string grouped_text(const std::vector<int>& ranks, const char* did, const TextOf& text_of) {
+    std::vector<std::pair<std::string, std::vector<int>>> groups;
+    for (const int rank : ranks) {
+        const std::string text = text_of(rank);
+        std::size_t i = 0;
+        while (i < groups.size() && groups[i].first != text) ++i;
+        if (i == groups.size()) groups.emplace_back(text, std::vector<int>{});
+        groups[i].second.push_back(rank);
+    }
+    std::string all;
+    for (const auto& [text, members] : groups) all += (all.empty() ? "" : ", ") + ranks_text(members) + did + text;
+    return all;
+}
+
 // "ranks 0-2 called all_gather of queries (4096 bytes, bf16), rank 3 called release" of the ranks listed.
 [[gnu::cold]] inline std::string calls_text(std::span<const local_call> calls, const std::vector<int>& ranks,
                                             bool with_digest) {
-    std::vector<std::pair<std::string, std::vector<int>>> groups; // by what was called, in order of their first rank
-    for (const int rank : ranks) {
-        const std::string called = call_text(calls[static_cast<std::size_t>(rank)], with_digest);
-        std::size_t i = 0;
-        while (i < groups.size() && groups[i].first != called) ++i;
-        if (i == groups.size()) groups.emplace_back(called, std::vector<int>{});
-        groups[i].second.push_back(rank);
-    }
-    std::string text;
-    for (const auto& [called, callers] : groups)
-        text += (text.empty() ? "" : ", ") + ranks_text(callers) + " called " + called;
-    return text;
+    return grouped_text(ranks, " called ",
+                        [&](int rank) { return call_text(calls[static_cast<std::size_t>(rank)], with_digest); });
 }
 
 // --- Calls of all ranks, in rank order -------------------------------------------------------------------------------

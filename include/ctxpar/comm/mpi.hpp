@@ -39,29 +39,98 @@
 namespace ctxpar::inline v0_1 {
 namespace detail {
 
+// How a duplicate of the caller's communicator is made, and who has not come to make it, which MPI does not tell. Every
+// rank first scatters a byte to all: one that is here shows that its sender has come. Where a root sends to each rank
+// itself, as Open MPI and MPICH have it when only the root knows the sizes, one that is not here shows that its sender
+// has not. Being collectives, they are never taken for messages of the caller.
+//
+// MPI reads and writes this object until look() has said that all is done.
+class mpi_arrival {
+public:
+    mpi_arrival(MPI_Comm comm, int rank, int size)
+        : rank_(rank), ones_(static_cast<std::size_t>(size), 1), places_(ones_.size()), sent_(ones_.size()),
+          received_(ones_.size()), requests_(ones_.size() + 1, MPI_REQUEST_NULL) {
+        std::iota(places_.begin(), places_.end(), 0);
+        for (int root = 0; root < size; ++root)
+            keep(MPI_Iscatterv(sent_.data(), ones_.data(), places_.data(), MPI_CHAR,
+                               &received_[static_cast<std::size_t>(root)], 1, MPI_CHAR, root, comm,
+                               &requests_[static_cast<std::size_t>(root)]));
+        if (error_ == MPI_SUCCESS) keep(MPI_Comm_idup(comm, &duplicate_, &requests_.back()));
+    }
+    mpi_arrival(const mpi_arrival&) = delete;
+    mpi_arrival& operator=(const mpi_arrival&) = delete;
+
+    // Whether all ranks have come and the duplicate is made. Does not wait.
+    bool look() {
+        int are_done = 1;
+        for (MPI_Request& each : requests_) {
+            int is_done = 0;
+            keep(MPI_Test(&each, &is_done, MPI_STATUS_IGNORE)); // a request that is done becomes MPI_REQUEST_NULL
+            are_done &= is_done;
+        }
+        return are_done != 0;
+    }
+
+    // The first error of MPI.
+    int error() const { return error_; }
+
+    // Once all is done.
+    MPI_Comm duplicate() const { return duplicate_; }
+
+    // Says who has not come so far.
+    [[gnu::cold]] local_failure lateness(std::int64_t waited_milliseconds) const {
+        std::vector<int> missing;
+        for (int peer = 0; peer + 1 < static_cast<int>(requests_.size()); ++peer)
+            if (peer != rank_ && requests_[static_cast<std::size_t>(peer)] != MPI_REQUEST_NULL) missing.push_back(peer);
+        const std::string when = sentence(" when rank ", rank_, " had waited ", waited_milliseconds, " ms");
+        if (missing.empty())
+            return {"timeout", "all ranks had arrived, but the duplicate of the MPI_Comm was not made" + when,
+                    "a duplicate of the MPI_Comm", "none", -1};
+        return {"timeout", sentence(ranks_text(missing), " had not arrived", when, " to make a communicator"),
+                ranks_text(missing) + " to arrive", "nothing", missing.front()};
+    }
+
+private:
+    void keep(int result) {
+        if (error_ == MPI_SUCCESS) error_ = result;
+    }
+
+    int rank_;
+    std::vector<int> ones_;   // [rank] sizes of what a root sends
+    std::vector<int> places_; // [rank] where it lies
+    std::vector<char> sent_, received_;
+    std::vector<MPI_Request> requests_; // [root], then that of the duplicate
+    MPI_Comm duplicate_ = MPI_COMM_NULL;
+    int error_ = MPI_SUCCESS;
+};
+
 // Duplicates the caller's communicator, with a bounded wait.
-[[nodiscard]] inline std::shared_ptr<mpi_duplicate> duplicate_of(MPI_Comm comm, int rank,
+[[nodiscard]] inline std::shared_ptr<mpi_duplicate> duplicate_of(MPI_Comm comm, int rank, int size,
                                                                  std::chrono::milliseconds timeout) {
     const mpi_clock::time_point start = mpi_clock::now();
-    const auto fail = [&](const char* code, const std::string& text) {
-        const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(mpi_clock::now() - start).count();
-        raise(comm_error({code, rank, -1, "mpi_communicator", "a duplicate of the MPI_Comm", "none", waited},
-                         sentence("rank ", rank, " in mpi_communicator: ", text)));
+    const auto fail = [&](const local_failure& what, std::int64_t waited) {
+        raise(comm_error({what.code, rank, what.peer, "mpi_communicator", what.expected, what.got, waited},
+                         sentence("rank ", rank, " in mpi_communicator: ", what.text)));
     };
-    auto copy = std::make_unique<std::pair<MPI_Comm, MPI_Request>>(MPI_COMM_NULL, MPI_REQUEST_NULL);
-    int result = MPI_Comm_idup(comm, &copy->first, &copy->second);
-    for (int done = 0; result == MPI_SUCCESS && done == 0;) {
-        result = MPI_Test(&copy->second, &done, MPI_STATUS_IGNORE);
+    auto arrival = std::make_unique<mpi_arrival>(comm, rank, size);
+    for (bool is_done = false; !is_done && arrival->error() == MPI_SUCCESS;) {
+        is_done = arrival->look();
         const auto waited = mpi_clock::now() - start;
-        if (done == 0 && waited >= timeout) {
-            keep_until_exit(std::move(copy));
-            fail("timeout", "the other ranks of the MPI_Comm did not make a communicator of it in time");
+        if (!is_done && waited >= timeout) {
+            const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+            const local_failure failure = arrival->lateness(milliseconds);
+            keep_until_exit(std::move(arrival));
+            fail(failure, milliseconds);
         }
-        if (done == 0) pause_after(waited);
+        if (!is_done) pause_after(waited);
     }
-    if (result != MPI_SUCCESS) fail("mpi", mpi_error_text(result));
+    if (arrival->error() != MPI_SUCCESS) {
+        const std::string text = mpi_error_text(arrival->error());
+        keep_until_exit(std::move(arrival));
+        fail({"mpi", text, "success of MPI", text, -1}, 0);
+    }
     auto made = std::make_shared<mpi_duplicate>();
-    made->handle = copy->first;
+    made->handle = arrival->duplicate();
     MPI_Comm_set_errhandler(made->handle, MPI_ERRORS_RETURN);
     int is_set = 0;
     int* last_tag = nullptr;
@@ -90,8 +159,8 @@ public:
     using stream_type = host_stream;
 
     // Made by all ranks of `comm`, which stays the caller's and is only duplicated here. config_error "mpi" where MPI
-    // does not run, "null", "intercommunicator", "timeout" for less than 1 ms, "message_bytes"; comm_error "timeout"
-    // where not all ranks come.
+    // does not run, "null", "intercommunicator", "timeout" for less than 1 ms, "message_bytes"; comm_error "timeout",
+    // which names the ranks that did not come.
     explicit mpi_communicator(MPI_Comm comm, const mpi_options& options = {}) {
         require(detail::mpi_is_running(), "mpi",
                 "mpi_communicator: MPI is not running; the program calls MPI_Init before and MPI_Finalize after");
@@ -108,7 +177,7 @@ public:
         MPI_Comm_size(comm, &size);
         std::vector<int> members(static_cast<std::size_t>(size));
         std::iota(members.begin(), members.end(), 0);
-        const auto duplicate = detail::duplicate_of(comm, rank, options.timeout);
+        const auto duplicate = detail::duplicate_of(comm, rank, size, options.timeout);
         duplicate->next_tag = 2;
         link_ = std::make_unique<detail::mpi_link>(duplicate, std::move(members), rank, 0, options);
     }

@@ -4,10 +4,11 @@
 //
 // Collectives are work of the caller's stream: calls return at once, wait for no host, allocate nothing, and may be
 // captured in a graph. So no rank finds out by itself that its peers call something else; NCCL then waits for ever or
-// mixes up memory. What finds it is agree(), once a plan, and wait(), which ends at the timeout. After an error work
-// that was given to streams may still wait for peers; until ncclCommAbort ends it, what waits for those streams
-// (cudaStreamSynchronize, cudaFree) waits too. The caller calls it, or chooses abort_on_error. NCCL 2.18 or later; no
-// CUDA compiler.
+// mixes up memory. What finds it is agree(), once a plan, which at check_level::collective compares all earlier calls
+// too, and wait(), which ends at the timeout. That names the call; who is late is known to none but NCCL's kernels.
+// After an error work that was given to streams may still wait for peers; until ncclCommAbort ends it, what waits for
+// those streams (cudaStreamSynchronize, cudaFree) waits too. The caller calls it, or chooses abort_on_error. NCCL 2.18
+// or later; no CUDA compiler.
 #pragma once
 
 #include <algorithm>
@@ -32,14 +33,14 @@ namespace ctxpar::inline v0_1 {
 
 struct nccl_options {
     std::chrono::milliseconds timeout{30'000}; // longest wait of one call, at least 1 ms
-    check_level checks = check_level::basic;   // the same on all ranks; collective does what basic does
+    check_level checks = check_level::basic;   // the same on all ranks
     bool abort_on_error = false;               // the first error also aborts the caller's handle, which is then gone
 };
 
 namespace detail {
 
-// What a communicator has on the device: room for one digest of each rank, and an event to wait with. Letting it go
-// does not block; memory that work of a dead communicator may still use is not given back.
+// What a communicator has on the device: room for what ranks compare, and an event to wait with. Letting it go does not
+// block; memory that work of a dead communicator may still use is not given back.
 class nccl_belongings {
 public:
     nccl_belongings() = default;
@@ -47,22 +48,22 @@ public:
     nccl_belongings& operator=(const nccl_belongings&) = delete;
     ~nccl_belongings() {
         if (event != nullptr) cudaEventDestroy(event);
-        if (digests != nullptr && !is_abandoned) cudaFreeAsync(digests, stream_);
+        if (compared != nullptr && !is_abandoned) cudaFreeAsync(compared, stream_);
         if (stream_ != nullptr) cudaStreamDestroy(stream_);
     }
 
-    cudaError_t acquire(std::size_t digest_bytes) {
+    cudaError_t acquire(std::size_t compared_bytes) {
         cudaError_t result = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-        if (result != cudaSuccess || digest_bytes == 0) return result;
+        if (result != cudaSuccess || compared_bytes == 0) return result;
         result = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
         void* memory = nullptr;
-        if (result == cudaSuccess) result = cudaMallocAsync(&memory, digest_bytes, stream_);
-        digests = static_cast<std::uint64_t*>(memory);
+        if (result == cudaSuccess) result = cudaMallocAsync(&memory, compared_bytes, stream_);
+        compared = static_cast<nccl_agreement*>(memory);
         return result == cudaSuccess ? cudaStreamSynchronize(stream_) : result;
     }
 
     cudaEvent_t event = nullptr;
-    std::uint64_t* digests = nullptr; // [ranks]; null where nothing is compared
+    nccl_agreement* compared = nullptr; // [ranks]; null where nothing is compared
     bool is_abandoned = false;
 
 private:
@@ -124,8 +125,9 @@ inline ncclResult_t nccl_all_to_all(const void* send, void* recv, std::size_t by
 //
 // Throws
 //   config_error  "null", "aliasing", "sizes", "type", "moved", "capture": this rank's own arguments, nothing was done
-//   comm_error    "timeout"; "digest"; "peer_error" where NCCL has lost a peer; "nccl" for its other errors, "cuda" for
-//                 those of CUDA; each is thrown once by the call that finds it, "dead" from then on
+//   comm_error    "timeout"; "digest" and "mismatch" of agree(); "peer_error" where NCCL has lost a peer; "nccl" for
+//                 other errors of NCCL, "cuda" for those of CUDA; each is thrown once by the call that finds it, then
+//                 "dead"
 class nccl_communicator {
 public:
     using stream_type = cudaStream_t;
@@ -146,8 +148,8 @@ public:
         settle(cudaGetDevice(&current), call);
         require(device == current, "device", "nccl_communicator: the ncclComm_t is of device ", device,
                 ", but the current device is ", current);
-        if (options.checks != check_level::off && size_ > 1) digests_.resize(static_cast<std::size_t>(size_));
-        settle(own_->acquire(digests_.size() * sizeof(std::uint64_t)), call);
+        if (options.checks != check_level::off && size_ > 1) compared_.resize(static_cast<std::size_t>(size_));
+        settle(own_->acquire(compared_.size() * sizeof(detail::nccl_agreement)), call);
     }
 
     int rank() const { return rank_; }
@@ -185,7 +187,7 @@ public:
     void all_to_all(const void* send, std::span<const std::size_t> send_bytes, void* recv,
                     std::span<const std::size_t> recv_bytes, stream_type stream, collective_note note = {}) {
         const std::size_t bytes = detail::all_to_all_call(size_, send, send_bytes, recv, recv_bytes, note).bytes;
-        const detail::nccl_call& call = begin({"all_to_all with sizes", bytes, note});
+        const detail::nccl_call& call = begin({"all_to_all with sizes", bytes, note}, false);
         settle(detail::nccl_exchange(send, recv, {handle_, size_, stream},
                                      [&](std::size_t peer) {
                                          return detail::nccl_sizes{send_bytes[peer], recv_bytes[peer]};
@@ -221,22 +223,25 @@ public:
             2 * peers() * detail::bytes_of_sum("all_reduce", count / parts + (count % parts != 0 ? 1 : 0), type);
     }
 
-    // Throws comm_error "digest" on every rank unless all ranks pass the same value. Gathers the values on `stream` and
-    // waits for it. Returns false, having done nothing, at check_level::off, for one rank, and while it is captured.
+    // Throws comm_error on every rank: "digest" unless all pass the same value, "mismatch" unless all have the same
+    // check level and, where it is collective, made the same calls before. Gathers on `stream` and waits for it.
+    // Returns false, having done nothing, at check_level::off, for one rank, and while it is captured.
     bool agree(std::uint64_t digest, const char* what, stream_type stream) {
+        const detail::nccl_agreement own{digest, static_cast<std::uint64_t>(options_.checks), history_};
+        const detail::nccl_call before = last_;
         const detail::nccl_call& call = begin({"agree", 0, {what, scalar_type::bytes, digest}, " on "});
-        if (digests_.empty() || is_capturing(stream)) return false;
-        std::uint64_t* const mine = own_->digests + rank_;
-        settle(cudaMemcpyAsync(mine, &digest, sizeof digest, cudaMemcpyHostToDevice, stream), call);
-        settle(ncclAllGather(mine, own_->digests, 1, ncclUint64, handle_, stream), call);
+        if (compared_.empty() || is_capturing(stream)) return false;
+        detail::nccl_agreement* const mine = own_->compared + rank_;
+        settle(cudaMemcpyAsync(mine, &own, sizeof own, cudaMemcpyHostToDevice, stream), call);
+        settle(ncclAllGather(mine, own_->compared, sizeof own / 8, ncclUint64, handle_, stream), call);
         wait_for(stream);
         // On an idle stream, so that reading into plain memory waits for nothing but itself.
-        settle(cudaMemcpyAsync(digests_.data(), own_->digests, digests_.size() * sizeof digest, cudaMemcpyDeviceToHost,
+        settle(cudaMemcpyAsync(compared_.data(), own_->compared, compared_.size() * sizeof own, cudaMemcpyDeviceToHost,
                                stream),
                call);
         settle(cudaStreamSynchronize(stream), call);
-        for (const std::uint64_t each : digests_)
-            if (each != digest) fail(detail::digest_failure(what, digests_), last_, clock::now());
+        for (const detail::nccl_agreement& each : compared_)
+            if (each != own) fail(detail::find_disagreement(what, compared_, rank_, before), last_, clock::now());
         return true;
     }
 
@@ -279,9 +284,10 @@ private:
                     sentence("the communicator is dead since the failure \"", failure_.code, "\": ", failure_.text),
                     clock::now());
     }
-    const detail::nccl_call& begin(const detail::nccl_call& call) {
+    const detail::nccl_call& begin(const detail::nccl_call& call, bool has_same_bytes = true) {
         require_alive(call);
         ++num_calls_;
+        if (options_.checks == check_level::collective) history_.add(call, has_same_bytes ? call.bytes : 0);
         return last_ = call;
     }
 
@@ -356,12 +362,7 @@ private:
     }
 
     [[noreturn, gnu::cold]] void raise_timeout(clock::time_point start) {
-        const std::string what = sentence("call ", num_calls_, " of this communicator, ", last_.text());
-        fail({"timeout",
-              sentence("the stream was not done when rank ", rank_, " had waited ", detail::milliseconds_since(start),
-                       " ms; the last was ", what, nccl_words()),
-              what + " to be done", "nothing", -1},
-             last_, start);
+        fail(detail::nccl_lateness(rank_, start, num_calls_, last_, nccl_words()), last_, start);
     }
 
     [[noreturn, gnu::cold]] void fail(detail::local_failure failure, const detail::nccl_call& call,
@@ -386,11 +387,12 @@ private:
     ncclComm_t handle_;
     nccl_options options_;
     std::unique_ptr<detail::nccl_belongings> own_; // null once moved from
-    std::vector<std::uint64_t> digests_;           // [ranks]; empty where nothing is compared
+    std::vector<detail::nccl_agreement> compared_; // [ranks]; empty where nothing is compared
     int rank_ = -1;
     int size_ = 0;
     std::uint64_t bytes_sent_ = 0;
     std::uint64_t num_calls_ = 0;
+    detail::nccl_history history_;
     detail::nccl_call last_;
     detail::local_failure failure_; // without a code: alive
 };
