@@ -89,8 +89,7 @@ CTXPAR_INLINE void select(const ints<W>& mask, const floats<W>& a, const floats<
     copy_bits(bits, to);
 }
 
-// Reading storage types. f16, e4m3 and e5m2 place exponent and mantissa at float's position and correct the bias by an
-// exact multiplication; the largest exponent is put back for NaN and infinity.
+// Reading storage types.
 template <int W>
 CTXPAR_INLINE void widen(const float* from, floats<W>& to) {
     load<W>(from, to);
@@ -102,13 +101,26 @@ CTXPAR_INLINE void widen(const bf16* from, floats<W>& to) {
     const words<W> bits = __builtin_convertvector(raw, words<W>) << 16;
     copy_bits(bits, to);
 }
-// `magnitude` holds exponent and mantissa at float's place, `special` the lanes that are NaN or infinity.
+
+// f16, e4m3 and e5m2 where nothing in the processor reads them. `magnitude` holds exponent and mantissa at float's
+// place, `bias` is what their exponent lacks, `special` the lanes that are NaN or infinity. What would be subnormal is
+// made with the implicit bit, which is then taken off: arithmetic on subnormal floats is a hundred times slower.
 template <int W>
-CTXPAR_INLINE void rebias(const words<W>& magnitude, float factor, const ints<W>& special, std::uint32_t special_bits,
-                          const words<W>& sign, floats<W>& to) {
+CTXPAR_INLINE void rebias(const words<W>& magnitude, std::uint32_t bias, const ints<W>& special,
+                          std::uint32_t special_bits, const words<W>& sign, floats<W>& to) {
+    constexpr std::uint32_t implicit = 0x00800000U;
+    ints<W> signed_magnitude; // not all processors compare unsigned numbers
+    words<W> small;
+    copy_bits(magnitude, signed_magnitude);
+    const ints<W> is_small = signed_magnitude < static_cast<std::int32_t>(implicit);
+    copy_bits(is_small, small);
+    const words<W> number = magnitude + bias + (small & implicit);
+    const words<W> excess = small & (bias + implicit);
     floats<W> value;
-    copy_bits(magnitude, value);
-    value *= factor;
+    floats<W> taken_off;
+    copy_bits(number, value);
+    copy_bits(excess, taken_off);
+    value -= taken_off;
     words<W> bits;
     words<W> special_mask;
     copy_bits(value, bits);
@@ -118,36 +130,93 @@ CTXPAR_INLINE void rebias(const words<W>& magnitude, float factor, const ints<W>
 }
 template <int W>
 CTXPAR_INLINE void widen_f16_bits(const words<W>& raw, floats<W>& to) {
-    rebias<W>((raw & 0x7fffU) << 13, 0x1p112F, (raw & 0x7c00U) == 0x7c00U, 0x7f800000U, (raw & 0x8000U) << 16, to);
+    rebias<W>((raw & 0x7fffU) << 13, 112U << 23, (raw & 0x7c00U) == 0x7c00U, 0x7f800000U, (raw & 0x8000U) << 16, to);
 }
+
+// One byte to a word. g++ would take the bytes apart one by one, unless they are interleaved with zeros as it knows it.
+template <int W>
+CTXPAR_INLINE void spread_bytes(const void* from, words<W>& to) {
+    if constexpr (W == 4) {
+        std::uint32_t word;
+        std::memcpy(&word, from, sizeof(word));
+        const words<4> in_first = {word, 0, 0, 0};
+        lane_types<16>::bytes bytes;
+        copy_bits(in_first, bytes);
+        const lane_types<16>::bytes no_bytes{};
+        const lane_types<16>::bytes two =
+            __builtin_shufflevector(bytes, no_bytes, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        lane_types<8>::halves halves;
+        copy_bits(two, halves);
+        const lane_types<8>::halves no_halves{};
+        const lane_types<8>::halves four = __builtin_shufflevector(halves, no_halves, 0, 8, 1, 9, 2, 10, 3, 11);
+        copy_bits(four, to);
+    } else {
+        typename lane_types<W>::bytes raw;
+        std::memcpy(&raw, from, sizeof(raw));
+        to = __builtin_convertvector(raw, words<W>);
+    }
+}
+
+#if defined(__x86_64__) && !defined(__clang__)
+// The instructions that read f16 and spread bytes, which g++ does not choose by itself.
+template <int W>
+CTXPAR_INLINE void read_f16(const typename lane_types<W>::halves& raw, floats<W>& to) {
+    if constexpr (W == 16)
+        asm("vcvtph2ps %1, %0" : "=v"(to) : "v"(raw));
+    else
+        asm("vcvtph2ps %1, %0" : "=x"(to) : "x"(raw));
+}
+template <int W>
+CTXPAR_INLINE void spread_signed_bytes(const void* from, typename lane_types<W>::halves& to) {
+    const auto& bytes = *static_cast<const char(*)[W]>(from);
+    if constexpr (W == 16)
+        asm("vpmovsxbw %1, %0" : "=v"(to) : "m"(bytes));
+    else
+        asm("vpmovsxbw %1, %0" : "=x"(to) : "m"(bytes));
+}
+template <int W>
+inline constexpr bool reads_f16 = W >= 8;
+#else
+template <int W>
+inline constexpr bool reads_f16 = false;
+#endif
+
 template <int W>
 CTXPAR_INLINE void widen(const f16* from, floats<W>& to) {
-#if defined(__x86_64__) && !defined(__clang__)
-    const auto& numbers = *reinterpret_cast<const char(*)[W * sizeof(f16)]>(from);
-    if constexpr (W == 16) {
-        asm("vcvtph2ps %1, %0" : "=v"(to) : "m"(numbers));
-        return;
-    } else if constexpr (W == 8) {
-        asm("vcvtph2ps %1, %0" : "=x"(to) : "m"(numbers));
-        return;
-    }
-#endif
     typename lane_types<W>::halves raw;
     std::memcpy(&raw, from, sizeof(raw));
-    widen_f16_bits<W>(__builtin_convertvector(raw, words<W>), to);
+    if constexpr (reads_f16<W>)
+        read_f16<W>(raw, to);
+    else
+        widen_f16_bits<W>(__builtin_convertvector(raw, words<W>), to);
 }
 template <int W>
-CTXPAR_INLINE void widen(const fp8_e5m2* from, floats<W>& to) {
-    typename lane_types<W>::bytes raw;
-    std::memcpy(&raw, from, sizeof(raw));
-    widen_f16_bits<W>(__builtin_convertvector(raw, words<W>) << 8, to);
+CTXPAR_INLINE void widen(const fp8_e5m2* from, floats<W>& to) { // f16 without its last byte
+    if constexpr (reads_f16<W>) {
+        typename lane_types<W>::halves raw;
+        spread_signed_bytes<W>(from, raw);
+        raw <<= 8;
+        read_f16<W>(raw, to);
+    } else {
+        words<W> raw;
+        spread_bytes<W>(from, raw);
+        widen_f16_bits<W>(raw << 8, to);
+    }
 }
 template <int W>
 CTXPAR_INLINE void widen(const fp8_e4m3* from, floats<W>& to) {
-    typename lane_types<W>::bytes bytes;
-    std::memcpy(&bytes, from, sizeof(bytes));
-    const words<W> raw = __builtin_convertvector(bytes, words<W>);
-    rebias<W>((raw & 0x7fU) << 20, 0x1p120F, (raw & 0x7fU) == 0x7fU, 0x7fc00000U, (raw & 0x80U) << 24, to);
+    if constexpr (reads_f16<W>) { // as f16 it is 2^-8 of itself
+        typename lane_types<W>::halves raw;
+        spread_signed_bytes<W>(from, raw);
+        raw = raw << 7 & 0xbf80U;
+        raw |= ((raw | 0x8000U) == 0xbf80U) & 0x7e00U;
+        read_f16<W>(raw, to);
+        to *= 256.0F;
+    } else {
+        words<W> raw;
+        spread_bytes<W>(from, raw);
+        rebias<W>((raw & 0x7fU) << 20, 120U << 23, (raw & 0x7fU) == 0x7fU, 0x7fc00000U, (raw & 0x80U) << 24, to);
+    }
 }
 
 // A row of `width` elements as floats, followed by zeros up to the next multiple of pad_floats.
