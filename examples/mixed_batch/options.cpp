@@ -8,6 +8,8 @@
 #include <ctxpar/core/error.hpp>
 #include <ctxpar/layout/paged.hpp>
 
+#include "common/place_options.hpp"
+
 namespace demo {
 namespace {
 
@@ -52,16 +54,7 @@ options parse_options(int argc, char** argv) {
     app.add_option("--path", path, "how the rows of prefills meet keys: gather_q, gather_kv or automatic (automatic)")
         ->check(CLI::IsMember({"automatic", "gather_q", "gather_kv"}));
     app.add_option("--seed", given.seed, "of the model (1)");
-    app.add_option("--backend", given.backend,
-                   "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
-        ->check(CLI::IsMember({"cpu", "cuda"}));
-    app.add_option(
-           "--comm", given.comm,
-           "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
-           "or, with a GPU for each of them, nccl, which joins processes where mpirun has started them")
-        ->check(CLI::IsMember({"local", "mpi", "nccl"}));
-    app.add_option("--id-file", given.id_file,
-                   "with --comm nccl: give NCCL's unique id to all ranks by this file, which all see, not by MPI");
+    add_place_options(app, given.backend, given.comm, given.id_file);
     std::string fault;
     app.add_option("--inject", fault, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"computed_short"}));

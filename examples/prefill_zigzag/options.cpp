@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "common/place_options.hpp"
+
 namespace demo {
 namespace {
 
@@ -45,16 +47,7 @@ options parse_options(int argc, char** argv) {
     number("--workspace", given.workspace, std::int64_t{1} << 40,
            "tokens of context that are gathered at once on the way gather_kv (8192)");
     number("--threads", given.threads_per_rank, 4096, "threads of a rank (1)");
-    app.add_option("--backend", given.backend,
-                   "where the caches are: cpu, or cuda for GPUs, shared by ranks if need be")
-        ->check(CLI::IsMember({"cpu", "cuda"}));
-    app.add_option(
-           "--comm", given.comm,
-           "how ranks communicate: local, as threads of one process; mpi, as processes that mpirun has started; "
-           "or, with a GPU for each of them, nccl, which joins processes where mpirun has started them")
-        ->check(CLI::IsMember({"local", "mpi", "nccl"}));
-    app.add_option("--id-file", given.id_file,
-                   "with --comm nccl: give NCCL's unique id to all ranks by this file, which all see, not by MPI");
+    add_place_options(app, given.backend, given.comm, given.id_file);
     app.add_option("--seed", given.seed, "of the random data (1)");
     app.add_option("--inject", given.inject, "makes a fault that the comparison must find; the exit status is then 1")
         ->check(CLI::IsMember({"context_short", "chunks_swapped", "pad_kept"}));
