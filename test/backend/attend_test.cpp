@@ -26,13 +26,23 @@ using plain::interval;
 
 namespace {
 
-using float_case = plain::attend_case<float, float>;
+// Queries and cache are of type T.
+template <class T>
+using case_of = plain::attend_case<T, T>;
 
-void check_everywhere(const float_case& given, std::int64_t max_splits = 1, double lse_bound = 1.0) {
+// Says law(T()) for fp32, and for bf16, which a matrix unit has kernels of its own for.
+template <class Law>
+void in_each_type(const Law& law) {
+    law(float());
+    law(bf16());
+}
+
+template <class T>
+void check_everywhere(const plain::attend_case<T, T>& given, std::int64_t max_splits = 1, double lse_bound = 1.0) {
     const std::vector<plain::merged> expected = given.expect_all();
     for (const cpu::isa set : instruction_sets()) {
         CAPTURE(std::string(name_of(set)));
-        const auto error = plain::error_of(expected, given.run<float>({1, set}, max_splits));
+        const auto error = plain::error_of(expected, given.template run<float>({1, set}, max_splits));
         CHECK(error.out <= plain::attend_bound<float>());
         CHECK(error.lse <= lse_bound);
         CHECK(error.empty_right);
@@ -90,118 +100,143 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 } // namespace
 
 TEST_CASE("Attention of any head width is that in double") {
-    for (const std::int64_t width : {1, 5, 16, 17, 32, 64, 80, 96, 128, 256}) {
-        CAPTURE(width);
-        check_everywhere(float_case(wide(width), two_requests(301, 3), course::random, 50));
-    }
-    attend_sizes uneven = wide(24);
-    uneven.value_width = 40;
-    check_everywhere(float_case(uneven, two_requests(100, 2), course::random, 51));
-    uneven.value_width = 3;
-    check_everywhere(float_case(uneven, two_requests(100, 2), course::random, 52));
-    for (const auto& [keys, values] : {std::pair{32, 96}, std::pair{96, 32}, std::pair{192, 128}}) {
-        uneven.query_width = keys;
-        uneven.value_width = values;
-        check_everywhere(float_case(uneven, two_requests(100, 2), course::random, 52));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const std::int64_t width : {1, 5, 16, 17, 32, 64, 80, 96, 128, 256}) {
+            CAPTURE(width);
+            check_everywhere(attend_case(wide(width), two_requests(301, 3), course::random, 50));
+        }
+        attend_sizes uneven = wide(24);
+        uneven.value_width = 40;
+        check_everywhere(attend_case(uneven, two_requests(100, 2), course::random, 51));
+        uneven.value_width = 3;
+        check_everywhere(attend_case(uneven, two_requests(100, 2), course::random, 52));
+        for (const auto& [keys, values] : {std::pair{32, 96}, std::pair{96, 32}, std::pair{192, 128}}) {
+            uneven.query_width = keys;
+            uneven.value_width = values;
+            check_everywhere(attend_case(uneven, two_requests(100, 2), course::random, 52));
+        }
+    });
 }
 
 TEST_CASE("Attention over latent rows is that in double") {
-    attend_sizes sizes;
-    sizes.latent = true;
-    for (const auto& [latent, rope] :
-         {std::pair{512, 64}, std::pair{64, 32}, std::pair{20, 9}, std::pair{16, 1}, std::pair{7, 20}}) {
-        sizes.query_width = latent + rope;
-        sizes.value_width = latent;
-        sizes.group = latent > 100 ? 5 : 19;
-        check_everywhere(float_case(sizes, two_requests(180, 2), course::random, 53));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        attend_sizes sizes;
+        sizes.latent = true;
+        for (const auto& [latent, rope] :
+             {std::pair{512, 64}, std::pair{64, 32}, std::pair{20, 9}, std::pair{16, 1}, std::pair{7, 20}}) {
+            sizes.query_width = latent + rope;
+            sizes.value_width = latent;
+            sizes.group = latent > 100 ? 5 : 19;
+            check_everywhere(attend_case(sizes, two_requests(180, 2), course::random, 53));
+        }
+    });
 }
 
 TEST_CASE("Any number of rows and heads is served, whatever it divides by") {
-    for (const auto& [rows, group] :
-         {std::pair{1, 1}, std::pair{1, 2}, std::pair{3, 1}, std::pair{1, 5}, std::pair{2, 3}, std::pair{11, 3},
-          std::pair{33, 1}, std::pair{1, 33}, std::pair{1, 40}, std::pair{8, 5}, std::pair{40, 2}, std::pair{1, 4},
-          std::pair{2, 4}, std::pair{4, 4}, std::pair{17, 1}}) {
-        CAPTURE(rows);
-        CAPTURE(group);
-        for (const std::int64_t width : both_ways)
-            check_everywhere(float_case(wide(width, 2, group), two_requests(77, rows), course::random, 54));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const auto& [rows, group] :
+             {std::pair{1, 1}, std::pair{1, 2}, std::pair{3, 1}, std::pair{1, 5}, std::pair{2, 3}, std::pair{11, 3},
+              std::pair{33, 1}, std::pair{1, 33}, std::pair{1, 40}, std::pair{8, 5}, std::pair{40, 2}, std::pair{1, 4},
+              std::pair{2, 4}, std::pair{4, 4}, std::pair{17, 1}}) {
+            CAPTURE(rows);
+            CAPTURE(group);
+            for (const std::int64_t width : both_ways)
+                check_everywhere(attend_case(wide(width, 2, group), two_requests(77, rows), course::random, 54));
+        }
+    });
 }
 
 TEST_CASE("However scores follow each other, the softmax is exact") {
-    for (const course kind : {course::random, course::rising, course::falling, course::one_huge, course::equal}) {
-        CAPTURE(static_cast<int>(kind));
-        for (const std::int64_t keys : {1, 31, 32, 33, 1023, 1024, 1025, 3000})
-            for (const std::int64_t width : both_ways) // a score of 60 is itself good to a few ulp only
-                check_everywhere(float_case(wide(width, 1, 3), two_requests(keys, 2), kind, 55), 1,
-                                 kind == course::one_huge ? 2.0 : 1.0);
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const course kind : {course::random, course::rising, course::falling, course::one_huge, course::equal}) {
+            CAPTURE(static_cast<int>(kind));
+            for (const std::int64_t keys : {1, 31, 32, 33, 1023, 1024, 1025, 3000})
+                for (const std::int64_t width : both_ways) // a score of 60 is itself good to a few ulp only
+                    check_everywhere(attend_case(wide(width, 1, 3), two_requests(keys, 2), kind, 55), 1,
+                                     kind == course::one_huge ? 2.0 : 1.0);
+        }
+    });
 }
 
 TEST_CASE("Intervals, prefixes and tail masks may start and end anywhere") {
-    std::mt19937 random(56);
-    for (int round = 0; round < 60; ++round) {
-        const std::int64_t longest = round % 4 == 0 ? 2500 : 200;
-        attend_sizes sizes = wide(round % 5 < 2 ? 9 : 32, 1 + round % 4, 1 + round % 3);
-        sizes.page_size = round % 3 == 0 ? 16 : 5;
-        sizes.order = round % 2 == 0 ? page_order::nhd : page_order::hnd;
-        check_everywhere(
-            float_case(sizes, any_requests(random, longest), course::random, 57, plain::scaled::not_at_all, round % 3));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        std::mt19937 random(56);
+        for (int round = 0; round < 60; ++round) {
+            const std::int64_t longest = round % 4 == 0 ? 2500 : 200;
+            attend_sizes sizes = wide(round % 5 < 2 ? 9 : 32, 1 + round % 4, 1 + round % 3);
+            sizes.page_size = round % 3 == 0 ? 16 : 5;
+            sizes.order = round % 2 == 0 ? page_order::nhd : page_order::hnd;
+            check_everywhere(attend_case(sizes, any_requests(random, longest), course::random, 57,
+                                         plain::scaled::not_at_all, round % 3));
+        }
+    });
 }
 
 TEST_CASE("Requests without rows, rows without keys and steps without requests are legal") {
-    const attend_request no_rows{50, {}};
-    const attend_request no_keys{0, {interval(0, 0), interval(0, 0)}};
-    const attend_request sees_nothing{50, {interval(7, 7), interval(7, 9)}};
-    for (const std::int64_t width : both_ways) {
-        check_everywhere(float_case(wide(width), {no_rows, no_keys, sees_nothing}, course::random, 58,
-                                    plain::scaled::not_at_all, 2));
-        check_everywhere(float_case(wide(width), {no_keys}, course::random, 59));
-        check_everywhere(float_case(wide(width), {}, course::random, 60, plain::scaled::not_at_all, 2));
-        check_everywhere(float_case(wide(width), {}, course::random, 60));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        const attend_request no_rows{50, {}};
+        const attend_request no_keys{0, {interval(0, 0), interval(0, 0)}};
+        const attend_request sees_nothing{50, {interval(7, 7), interval(7, 9)}};
+        for (const std::int64_t width : both_ways) {
+            check_everywhere(attend_case(wide(width), {no_rows, no_keys, sees_nothing}, course::random, 58,
+                                         plain::scaled::not_at_all, 2));
+            check_everywhere(attend_case(wide(width), {no_keys}, course::random, 59));
+            check_everywhere(attend_case(wide(width), {}, course::random, 60, plain::scaled::not_at_all, 2));
+            check_everywhere(attend_case(wide(width), {}, course::random, 60));
+        }
+    });
 }
 
 TEST_CASE("A scale and a soft cap act on every score") {
-    for (const float cap : {0.0F, 0.5F, 30.0F})
-        for (const float scale : {0.25F, -0.125F, 1.0F}) {
-            for (const std::int64_t width : both_ways) {
-                float_case given(wide(width), two_requests(300, 3), course::random, 61);
-                given.options.scale = scale / static_cast<float>(width);
-                given.options.soft_cap = cap;
-                check_everywhere(given);
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const float cap : {0.0F, 0.5F, 30.0F})
+            for (const float scale : {0.25F, -0.125F, 1.0F}) {
+                for (const std::int64_t width : both_ways) {
+                    attend_case given(wide(width), two_requests(300, 3), course::random, 61);
+                    given.options.scale = scale / static_cast<float>(width);
+                    given.options.soft_cap = cap;
+                    check_everywhere(given);
+                }
             }
-        }
+    });
 }
 
 TEST_CASE("A score of -inf has no weight, and a row of such scores is empty") {
-    for (const std::int64_t width : both_ways) {
-        float_case given(wide(width, 1, 2), {{40, {interval(0, 20), interval(0, 40)}}}, course::random, 62);
-        for (std::int64_t row = 0; row < 2; ++row)
-            for (std::int64_t head = 0; head < 2; ++head) given.query(row, head)[3] = 1.0F;
-        for (std::int64_t j = 0; j < 30; ++j) given.key(0, j, 0)[3] = -inf;
-        CHECK(given.expect(0, 0, 0).lse == -plain::infinity);
-        check_everywhere(given);
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const std::int64_t width : both_ways) {
+            attend_case given(wide(width, 1, 2), {{40, {interval(0, 20), interval(0, 40)}}}, course::random, 62);
+            for (std::int64_t row = 0; row < 2; ++row)
+                for (std::int64_t head = 0; head < 2; ++head) given.query(row, head)[3] = decltype(type)(1.0F);
+            for (std::int64_t j = 0; j < 30; ++j) given.key(0, j, 0)[3] = decltype(type)(-inf);
+            CHECK(given.expect(0, 0, 0).lse == -plain::infinity);
+            check_everywhere(given);
+        }
+    });
 }
 
 namespace {
 
 // What is not finite in a key or value of request 0 reaches its second KV head in the rows that see it, and no other.
+template <class T>
 void check_broken(const std::vector<attend_request>& requests, std::int64_t width, std::int64_t at, bool in_values,
                   float broken) {
     CAPTURE(width);
     CAPTURE(at);
     CAPTURE(in_values);
-    float_case given(wide(width, 2, 3), requests, course::random, 63);
-    (in_values ? given.value(0, at, 1) : given.key(0, at, 1))[7] = broken;
+    case_of<T> given(wide(width, 2, 3), requests, course::random, 63);
+    (in_values ? given.value(0, at, 1) : given.key(0, at, 1))[7] = T(broken);
     for (std::int64_t head = 0; head < 6 && !in_values; ++head)
-        for (std::int64_t row = 0; row < 3; ++row) given.query(row, head)[7] = 1.0F; // +inf, not -inf
+        for (std::int64_t row = 0; row < 3; ++row) given.query(row, head)[7] = T(1.0F); // +inf, not -inf
     for (const cpu::isa set : instruction_sets()) {
-        const auto got = given.run<float>({1, set});
+        const auto got = given.template run<float>({1, set});
         int wrong = 0;
         for (std::int64_t row = 0; row < 4; ++row) {
             for (std::int64_t head = 0; head < 6; ++head) {
@@ -225,31 +260,38 @@ void check_broken(const std::vector<attend_request>& requests, std::int64_t widt
 TEST_CASE("NaN in a key or value that a row sees is visible in that row, and in no other") {
     const std::vector<attend_request> requests = {{70, {interval(0, 50), interval(10, 60), interval(40, 70)}},
                                                   {30, {interval(0, 30)}}};
-    for (const float broken : {std::numeric_limits<float>::quiet_NaN(), inf})
-        for (const bool in_values : {false, true})
-            for (const std::int64_t at : {3, 20, 45, 55, 69}) // first, first two, all three, last two, last row
-                for (const std::int64_t width : both_ways) check_broken(requests, width, at, in_values, broken);
+    in_each_type([&](auto type) {
+        for (const float broken : {std::numeric_limits<float>::quiet_NaN(), inf})
+            for (const bool in_values : {false, true})
+                for (const std::int64_t at : {3, 20, 45, 55, 69}) // first, first two, all three, last two, last row
+                    for (const std::int64_t width : both_ways)
+                        check_broken<decltype(type)>(requests, width, at, in_values, broken);
+    });
 }
 
 TEST_CASE("NaN in a latent row is visible in the rows that see it, and in no other") {
-    for (const std::int64_t latent : both_ways) {
-        attend_sizes sizes;
-        sizes.latent = true;
-        sizes.query_width = latent == 32 ? 64 : 26;
-        sizes.value_width = latent;
-        sizes.group = 5;
-        for (const std::int64_t column :
-             {std::int64_t{3}, latent + 3}) { // in the latent part, the value, and in the rope part
-            float_case given(sizes, {{40, {interval(0, 39), interval(0, 40), interval(5, 40)}}}, course::random, 68);
-            given.key(0, 39, 0)[column] = std::numeric_limits<float>::quiet_NaN();
-            for (const cpu::isa set : instruction_sets()) {
-                const auto got = given.run<float>({1, set});
-                const auto width = static_cast<std::size_t>(latent);
-                for (std::size_t at = 0; at < 15; ++at) CHECK(std::isnan(got.lse[at].value) == (at >= 5));
-                for (std::size_t at = 0; at < 15 * width; ++at) CHECK(std::isnan(got.out[at]) == (at >= 5 * width));
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const std::int64_t latent : both_ways) {
+            attend_sizes sizes;
+            sizes.latent = true;
+            sizes.query_width = latent == 32 ? 64 : 26;
+            sizes.value_width = latent;
+            sizes.group = 5;
+            for (const std::int64_t column :
+                 {std::int64_t{3}, latent + 3}) { // in the latent part, the value, and in the rope part
+                attend_case given(sizes, {{40, {interval(0, 39), interval(0, 40), interval(5, 40)}}}, course::random,
+                                  68);
+                given.key(0, 39, 0)[column] = decltype(type)(std::numeric_limits<float>::quiet_NaN());
+                for (const cpu::isa set : instruction_sets()) {
+                    const auto got = given.template run<float>({1, set});
+                    const auto width = static_cast<std::size_t>(latent);
+                    for (std::size_t at = 0; at < 15; ++at) CHECK(std::isnan(got.lse[at].value) == (at >= 5));
+                    for (std::size_t at = 0; at < 15 * width; ++at) CHECK(std::isnan(got.out[at]) == (at >= 5 * width));
+                }
             }
         }
-    }
+    });
 }
 
 namespace {
@@ -267,15 +309,16 @@ attend_request moving_windows() {
 }
 
 // With one number of key or value `at` broken, rows that don't see it keep their bits.
-void check_apart(float_case& given, std::int64_t at, bool in_values) {
+template <class T>
+void check_apart(plain::attend_case<T, T>& given, std::int64_t at, bool in_values) {
     CAPTURE(at);
     CAPTURE(in_values);
     const std::int64_t width = given.sizes().value_width;
-    float& number = (in_values ? given.value(0, at, 0) : given.key(0, at, 0))[7];
+    T& number = (in_values ? given.value(0, at, 0) : given.key(0, at, 0))[7];
     for (const cpu::isa set : instruction_sets()) {
-        const auto clean = given.run<float>({1, set});
-        const float before = std::exchange(number, std::numeric_limits<float>::quiet_NaN());
-        const auto got = given.run<float>({1, set});
+        const auto clean = given.template run<float>({1, set});
+        const T before = std::exchange(number, T(std::numeric_limits<float>::quiet_NaN()));
+        const auto got = given.template run<float>({1, set});
         number = before;
         int wrong = 0;
         for (std::int64_t row = 0; row < given.rows(); ++row) {
@@ -295,27 +338,31 @@ void check_apart(float_case& given, std::int64_t at, bool in_values) {
 } // namespace
 
 TEST_CASE("Blocks of pairs that share a tile keep apart what they see") {
-    for (const std::int64_t width : both_ways) {
-        attend_sizes sizes = wide(width, 1, 6);
-        float_case given(sizes, {moving_windows()}, course::random, 69);
-        check_everywhere(given);
-        for (const std::int64_t at : {0, 7, 100, 153, 296})
-            for (const bool in_values : {false, true}) check_apart(given, at, in_values);
-        sizes.latent = true;
-        sizes.query_width = width + 10;
-        check_everywhere(float_case(sizes, {moving_windows()}, course::rising, 70));
-        given.options.soft_cap = 0.3F;
-        check_everywhere(given);
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        for (const std::int64_t width : both_ways) {
+            attend_sizes sizes = wide(width, 1, 6);
+            attend_case given(sizes, {moving_windows()}, course::random, 69);
+            check_everywhere(given);
+            for (const std::int64_t at : {0, 7, 100, 153, 296})
+                for (const bool in_values : {false, true}) check_apart(given, at, in_values);
+            sizes.latent = true;
+            sizes.query_width = width + 10;
+            check_everywhere(attend_case(sizes, {moving_windows()}, course::rising, 70));
+            given.options.soft_cap = 0.3F;
+            check_everywhere(given);
+        }
+    });
 }
 
 namespace {
 
-void check_splits(const float_case& given) {
-    const auto whole = given.run<float>();
+template <class T>
+void check_splits(const plain::attend_case<T, T>& given) {
+    const auto whole = given.template run<float>();
     for (const std::int64_t splits : {1, 2, 3, 8}) {
         check_everywhere(given, splits);
-        const auto got = given.run<float>({}, splits);
+        const auto got = given.template run<float>({}, splits);
         plain::relative_error apart;
         for (std::size_t i = 0; i < whole.out.size(); ++i) apart.add(got.out[i], whole.out[i]);
         CHECK(apart.value() <= 1e-6);
@@ -325,62 +372,78 @@ void check_splits(const float_case& given) {
 } // namespace
 
 TEST_CASE("Splits of the keys change nothing beyond rounding") {
-    const std::vector<attend_request> requests = {{14000, {interval(0, 13998), interval(100, 14000)}},
-                                                  {5000, {interval(4100, 5000)}},
-                                                  {9000, {{10, 5000, 9000, 9000, 0}}},
-                                                  {3, {interval(0, 3)}}};
-    for (const course kind : {course::random, course::rising}) {
-        for (const std::int64_t width : both_ways) check_splits(float_case(wide(width, 1, 3), requests, kind, 64));
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        const std::vector<attend_request> requests = {{14000, {interval(0, 13998), interval(100, 14000)}},
+                                                      {5000, {interval(4100, 5000)}},
+                                                      {9000, {{10, 5000, 9000, 9000, 0}}},
+                                                      {3, {interval(0, 3)}}};
+        for (const course kind : {course::random, course::rising}) {
+            for (const std::int64_t width : both_ways) check_splits(attend_case(wide(width, 1, 3), requests, kind, 64));
+        }
+    });
 }
 
 TEST_CASE("A sum over very many keys is as good as one over few") {
-    constexpr std::int64_t keys = 131072;
-    for (const std::int64_t width : both_ways) {
-        attend_sizes sizes = wide(width, 1, 1);
-        sizes.page_size = 1024;
-        float_case given(sizes, {{keys, {interval(0, keys)}}}, course::equal, 71);
-        for (std::int64_t j = 0; j < keys; ++j) // so that all roundings go the same way
-            for (std::int64_t d = 0; d < width; ++d) given.value(0, j, 0)[d] = 0.1F + 0.001F * static_cast<float>(d);
-        check_everywhere(given);
-    }
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        constexpr std::int64_t keys = 131072;
+        for (const std::int64_t width : both_ways) {
+            attend_sizes sizes = wide(width, 1, 1);
+            sizes.page_size = 1024;
+            attend_case given(sizes, {{keys, {interval(0, keys)}}}, course::equal, 71);
+            for (std::int64_t j = 0; j < keys; ++j) // so that all roundings go the same way
+                for (std::int64_t d = 0; d < width; ++d)
+                    given.value(0, j, 0)[d] = decltype(type)(0.1F + 0.001F * static_cast<float>(d));
+            check_everywhere(given);
+        }
+    });
 }
 
 TEST_CASE("The number of threads changes no bit") {
-    std::mt19937 random(65);
-    auto requests = any_requests(random, 6000);
-    requests.push_back({9000, {interval(0, 9000)}});
-    attend_request many{5000, {}};
-    for (std::int64_t i = 0; i < 33; ++i) many.rows.push_back(interval(i * 5, 4960 + i));
-    const auto check = [](const float_case& given) {
-        for (const std::int64_t splits : {1, 4}) {
-            const auto one = given.run<float>({1}, splits);
-            CHECK((given.run<float>({2}, splits) == one));
-            CHECK((given.run<float>({5}, splits) == one)); // items take fewer KV heads, or pairs
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        std::mt19937 random(65);
+        auto requests = any_requests(random, 6000);
+        requests.push_back({9000, {interval(0, 9000)}});
+        attend_request many{5000, {}};
+        for (std::int64_t i = 0; i < 33; ++i) many.rows.push_back(interval(i * 5, 4960 + i));
+        const auto check = [](const attend_case& given) {
+            for (const cpu::isa set : {cpu::best_isa(), instruction_sets().back()}) {
+                for (const std::int64_t splits : {1, 4}) {
+                    const auto one = given.template run<float>({1, set}, splits);
+                    CHECK((given.template run<float>({2, set}, splits) == one));
+                    CHECK((given.template run<float>({5, set}, splits) == one)); // items take fewer KV heads, or pairs
+                }
+            }
+        };
+        for (const std::int64_t width : both_ways) {
+            check(attend_case(wide(width, 5, 2), requests, course::random, 66));
+            check(attend_case(wide(width, 2, 5), {many, {4000, {interval(0, 4000)}}}, course::random, 66));
         }
-    };
-    for (const std::int64_t width : both_ways) {
-        check(float_case(wide(width, 5, 2), requests, course::random, 66));
-        check(float_case(wide(width, 2, 5), {many, {4000, {interval(0, 4000)}}}, course::random, 66));
-    }
+    });
 }
 
 TEST_CASE("A request has the same bits alone and in a batch") {
-    std::mt19937 random(67);
-    auto requests = any_requests(random, 6000);
-    requests.push_back({9000, {interval(0, 9000)}});
-    for (const std::int64_t width : both_ways) {
-        const float_case given(wide(width, 2, 5), requests, course::random, 67);
-        const auto w = static_cast<std::size_t>(width);
-        for (const cpu::isa set : instruction_sets()) {
-            const auto batch = given.run<float>({1, set}, 4);
-            for (std::size_t r = 0; r < requests.size(); ++r) {
-                const auto alone = given.run<float>({2, set}, 4, static_cast<std::int64_t>(r));
-                const auto first = static_cast<std::size_t>(given.first_row(r) * given.heads());
-                CHECK(std::memcmp(alone.out.data(), batch.out.data() + first * w, alone.out.size() * sizeof(float)) ==
-                      0);
-                CHECK(std::memcmp(alone.lse.data(), batch.lse.data() + first, alone.lse.size() * sizeof(float)) == 0);
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        std::mt19937 random(67);
+        auto requests = any_requests(random, 6000);
+        requests.push_back({9000, {interval(0, 9000)}});
+        for (const std::int64_t width : both_ways) {
+            const attend_case given(wide(width, 2, 5), requests, course::random, 67);
+            const auto w = static_cast<std::size_t>(width);
+            for (const cpu::isa set : instruction_sets()) {
+                const auto batch = given.template run<float>({1, set}, 4);
+                for (std::size_t r = 0; r < requests.size(); ++r) {
+                    const auto alone = given.template run<float>({2, set}, 4, static_cast<std::int64_t>(r));
+                    const auto first = static_cast<std::size_t>(given.first_row(r) * given.heads());
+                    CHECK(std::memcmp(alone.out.data(), batch.out.data() + first * w,
+                                      alone.out.size() * sizeof(float)) == 0);
+                    CHECK(std::memcmp(alone.lse.data(), batch.lse.data() + first, alone.lse.size() * sizeof(float)) ==
+                          0);
+                }
             }
         }
-    }
+    });
 }

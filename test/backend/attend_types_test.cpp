@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <support/instruction_sets.hpp>
+
 #include <ctxpar/backend/cpu.hpp>
 
 #include "attend_case.hpp"
@@ -22,8 +24,7 @@ namespace {
 template <class O, class Q, class Kv>
 void check_case(const plain::attend_case<Q, Kv>& given) {
     const std::vector<plain::merged> expected = given.expect_all();
-    for (const cpu::isa set : {cpu::isa::portable, cpu::isa::avx2, cpu::isa::avx512}) {
-        if (set > cpu::best_isa()) continue;
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         CAPTURE(std::string(name_of(set)));
         const auto error = plain::error_of(expected, given.template run<O>({1, set}, 2));
         CHECK(error.out <= plain::attend_bound<O>());

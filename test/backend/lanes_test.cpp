@@ -40,7 +40,7 @@ void on_portable(Work& work) {
 template <class Work, class Check>
 void on_every_isa(const Work& work, Check check) {
     for (const isa set : {isa::portable, isa::avx2, isa::avx512}) {
-        if (set > best_isa()) continue;
+        if (!has(set)) continue;
         CAPTURE(std::string(name_of(set)));
         Work own = work;
         if (set == isa::portable) on_portable(own);

@@ -7,18 +7,13 @@
 #include <random>
 #include <vector>
 
+#include <support/instruction_sets.hpp>
+
 #include <ctxpar/backend/cpu/tiles.hpp>
 
 using namespace ctxpar;
 
 namespace {
-
-std::vector<cpu::isa> present() {
-    std::vector<cpu::isa> sets{cpu::isa::portable};
-    if (cpu::best_isa() != cpu::isa::portable) sets.push_back(cpu::isa::avx2);
-    if (cpu::best_isa() == cpu::isa::avx512) sets.push_back(cpu::isa::avx512);
-    return sets;
-}
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
@@ -99,7 +94,7 @@ double exact_dot(const float* a, const float* b, std::int64_t width) {
 } // namespace
 
 TEST_CASE("scores are dot products, for any number of pairs") {
-    for (const cpu::isa set : present()) {
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         const cpu::tile_kernels kernels = cpu::kernels_of(set);
         for (const std::int64_t pairs : {1, 2, 5, 15, 16, 17, 31, 32}) {
             for (const std::int64_t width : {16, 48, 128, 144, 576}) {
@@ -127,7 +122,7 @@ TEST_CASE("scores are dot products, for any number of pairs") {
 }
 
 TEST_CASE("a score of magnitude 10 is good to 1e-6, however wide the rows are") {
-    for (const cpu::isa set : present()) {
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         const cpu::tile_kernels kernels = cpu::kernels_of(set);
         for (const std::int64_t width : {64, 128, 256, 576, 1024}) {
             double squares = 0.0;
@@ -152,14 +147,14 @@ TEST_CASE("a score of magnitude 10 is good to 1e-6, however wide the rows are") 
 }
 
 TEST_CASE("weights of visible keys add up to the state, hidden keys have none") {
-    for (const cpu::isa set : present()) {
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         const cpu::tile_kernels kernels = cpu::kernels_of(set);
         for (int round = 0; round < 20; ++round) weigh_once(kernels, round % 2 == 0 ? 16 : 32, round);
     }
 }
 
 TEST_CASE("all keys hidden or all scores -inf leave a state as it was, and NaN stays visible") {
-    for (const cpu::isa set : present()) {
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         CAPTURE(cpu::name_of(set));
         const cpu::tile_kernels kernels = cpu::kernels_of(set);
         cpu::tile_factors ones{};
@@ -199,7 +194,7 @@ TEST_CASE("all keys hidden or all scores -inf leave a state as it was, and NaN s
 }
 
 TEST_CASE("values are added by weight over the keys in range, on what is kept") {
-    for (const cpu::isa set : present()) {
+    for (const cpu::isa set : ctxpar_test::instruction_sets()) {
         const cpu::tile_kernels kernels = cpu::kernels_of(set);
         for (const std::int64_t pairs : {1, 3, 4, 6, 17, 32}) {
             for (const std::int64_t width : {16, 32, 48, 64, 80, 512}) {

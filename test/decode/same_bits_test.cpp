@@ -1,4 +1,6 @@
 // Results repeat to the last bit: in every run, on every rank, with any number of threads, alone or in a batch.
+#include <support/instruction_sets.hpp>
+
 #include "runs.hpp"
 
 using namespace ctxpar_test;
@@ -49,7 +51,7 @@ TEST_CASE("two runs give the same bits") {
 }
 
 TEST_CASE("any number of threads gives the same bits") {
-    for (const cpu::isa instructions : {cpu::best_isa(), cpu::isa::portable}) {
+    for (const cpu::isa instructions : ctxpar_test::instruction_sets()) {
         deployment d = long_and_short();
         d.instructions = instructions;
         if (!is_drawn(d)) continue;
@@ -63,7 +65,7 @@ TEST_CASE("any number of threads gives the same bits") {
 }
 
 TEST_CASE("all instruction sets are exact") {
-    for (const cpu::isa instructions : {cpu::isa::portable, cpu::best_isa()}) {
+    for (const cpu::isa instructions : ctxpar_test::instruction_sets()) {
         for (const scalar_type type : {scalar_type::bf16, scalar_type::e4m3, scalar_type::e5m2}) {
             deployment d = long_and_short();
             d.requests = {{5'000, 2}, {131, 3}};

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "deployment.hpp"
+#include "instruction_sets.hpp"
 
 namespace ctxpar_test {
 
@@ -106,7 +107,7 @@ inline deployment random_deployment(std::uint64_t seed) {
     detail::draw_cache(d, random);
     d.strided_views = random.below(2) == 0;
     d.threads = 1 + random.below(2);
-    d.instructions = random.below(4) == 0 ? cpu::isa::portable : cpu::best_isa();
+    d.instructions = any_instruction_set(random);
     d.max_splits = random.one_of({1, 2, 8});
     return d;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numeric>
 
+#include "instruction_sets.hpp"
 #include "prefill_deployment.hpp"
 
 namespace ctxpar_test {
@@ -102,7 +103,7 @@ inline prefill_deployment random_prefill(std::uint64_t seed) {
     d.table = static_cast<table_form>(random.below(4));
     d.strided_views = random.below(2) == 0;
     d.threads = 1 + random.below(2);
-    d.instructions = random.below(4) == 0 ? cpu::isa::portable : cpu::best_isa();
+    d.instructions = any_instruction_set(random);
     return d;
 }
 

@@ -19,7 +19,7 @@ namespace ctxpar::inline v0_1 {
 
 struct cpu_options {
     std::int64_t threads = 1;                   // of one rank, the caller's own included; results do not depend on it
-    cpu::isa instructions = cpu::default_isa(); // CTXPAR_CPU=portable|avx2|avx512 forces one
+    cpu::isa instructions = cpu::default_isa(); // CTXPAR_CPU=portable|avx2|avx512|amx forces one
     cpu::executor executor{};                   // with a function: the engine's threads, in place of own ones
 };
 
@@ -41,9 +41,8 @@ public:
         : state_(options.executor.run != nullptr ? std::make_shared<shared_state>(options.executor)
                                                  : std::make_shared<shared_state>(options.threads)),
           instructions_(options.instructions) {
-        require(instructions_ <= cpu::best_isa(), "instructions", "a CPU backend was asked for ",
-                cpu::name_of(instructions_), " instructions; this processor has ", cpu::name_of(cpu::best_isa()),
-                " at most");
+        require(cpu::has(instructions_), "instructions", "a CPU backend was asked for ", cpu::name_of(instructions_),
+                " instructions; this processor has ", cpu::name_of(cpu::best_isa()), " at most");
     }
 
     std::int64_t threads() const { return state_->pool.threads(); }

@@ -1,8 +1,9 @@
 // Attention of query rows over paged local keys on the CPU.
 //
 // Work is cut into items (item.hpp). One with few (row, head) pairs reads its keys where they lie (stream_walk.hpp),
-// any other a tile at a time, widened to fp32 for all its pairs (blocked_walk.hpp). In both the softmax is online and P
-// stays fp32; cells and tiles lie at multiples of their size from key 0, wherever a row's interval starts.
+// any other a tile at a time, widened to fp32 for all its pairs (blocked_walk.hpp); a processor with a matrix unit does
+// both on it, where types and the number of pairs allow (amx_walk.hpp). In all the softmax is online and P stays fp32;
+// cells and tiles lie at multiples of their size from key 0, wherever a row's interval starts.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/backend.hpp>
+#include <ctxpar/backend/cpu/amx_walk.hpp>
 #include <ctxpar/backend/cpu/blocked_walk.hpp>
 #include <ctxpar/backend/cpu/combine.hpp>
 #include <ctxpar/backend/cpu/isa.hpp>
@@ -26,12 +28,16 @@ namespace ctxpar::inline v0_1::cpu {
 
 // fp32 numbers of scratch memory that one thread needs.
 constexpr std::int64_t attend_floats(std::int64_t query_width, std::int64_t value_width) {
-    return padded(std::max(blocked_buffers::floats(query_width, value_width), stream_floats(query_width, value_width)));
+    return padded(std::max({blocked_buffers::floats(query_width, value_width), stream_floats(query_width, value_width),
+                            amx_buffers::floats(query_width, value_width)}));
 }
 
 // Does one item with the kernels of an instruction set.
 template <class Args>
 void attend_one(isa set, const Args& args, const attend_item& item, float* scratch) {
+    if constexpr (amx_types<Args>()) {
+        if (set == isa::amx && amx_serves<Args>(item)) return amx_walk<Args>(args, item, scratch).run();
+    }
     if (item.streams) {
         stream_walk<Args>(set, args, item, scratch).run();
     } else {

@@ -17,7 +17,7 @@
 #include <ctxpar/backend/cpu/isa.hpp>
 #include <ctxpar/backend/cpu/item.hpp>
 #include <ctxpar/backend/cpu/lanes.hpp>
-#include <ctxpar/backend/cpu/streaming.hpp>
+#include <ctxpar/backend/cpu/rows_ahead.hpp>
 #include <ctxpar/backend/cpu/tiles.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
@@ -192,24 +192,19 @@ private:
     }
 
     // The rows of the tile from `first` on that the last pair sees, to be asked for during the one before.
-    stream_ahead rows_ahead(std::int64_t first) {
-        constexpr std::int64_t places = stream_ahead::places;
+    stream_ahead ask_ahead(std::int64_t first) {
         const std::uint32_t mask = first < view_.last_key() ? view_.seen_by(item_.pairs - 1).tile_mask(first) : 0;
         place next[tile_keys];
         find(first, mask, next);
+        const stored* keys[tile_keys];
+        const stored* values[tile_keys];
         std::int64_t count = 0;
         for (std::uint32_t rest = mask; rest != 0; rest &= rest - 1, ++count) {
-            keys_ahead_[count] = reinterpret_cast<const char*>(key_row(next[std::countr_zero(rest)]));
-            values_ahead_[count] =
-                shared_ ? nullptr : reinterpret_cast<const char*>(value_row(next[std::countr_zero(rest)]));
+            keys[count] = key_row(next[std::countr_zero(rest)]);
+            values[count] = shared_ ? nullptr : value_row(next[std::countr_zero(rest)]);
         }
-        const std::int64_t each = (count + places - 1) / places;
-        for (std::int64_t t = count; t < each * places; ++t) {
-            keys_ahead_[t] = keys_ahead_[count - 1];
-            values_ahead_[t] = values_ahead_[count - 1];
-        }
-        const auto bytes = [](std::int64_t width) { return width * static_cast<std::int64_t>(sizeof(stored)); };
-        return {{keys_ahead_, each, bytes(args_.q.width)}, {values_ahead_, shared_ ? 0 : each, bytes(args_.out.width)}};
+        return {rows_ahead(args_.cache.k, keys, count, 1, args_.q.width, keys_ahead_),
+                rows_ahead(args_.cache.v, values, shared_ ? 0 : count, 1, args_.out.width, values_ahead_)};
     }
 
     // --- One tile ----------------------------------------------------------------------------------------------------
@@ -218,7 +213,7 @@ private:
         const std::uint32_t any = mask_tile(first);
         if (any == 0) return;
         load_tile(first, any);
-        stream_ahead ahead = rows_ahead(first + tile_keys);
+        stream_ahead ahead = ask_ahead(first + tile_keys);
         const std::int64_t bytes =
             tile_keys * (args_.q.width + (shared_ ? 0 : args_.out.width)) * static_cast<std::int64_t>(sizeof(stored));
         for (std::int64_t g = 0; g < count_; ++g) {
@@ -321,8 +316,8 @@ private:
     place here_[tile_keys];
     tile_factors factors_{};
     tile_factors capped_factors_{};
-    const char* keys_ahead_[tile_keys];
-    const char* values_ahead_[tile_keys];
+    const char* keys_ahead_[tile_keys + stream_ahead::places];
+    const char* values_ahead_[tile_keys + stream_ahead::places];
 };
 
 } // namespace ctxpar::inline v0_1::cpu

@@ -134,7 +134,7 @@ void combine_portable(const P* const* parts, const float* weights, std::int64_t 
 
 template <class P, class Out>
 combine_function<P, Out> combine_of(isa set) {
-    if (set == isa::avx512) return combine_avx512<P, Out>;
+    if (set >= isa::avx512) return combine_avx512<P, Out>;
     if (set == isa::avx2) return combine_avx2<P, Out>;
     return combine_portable<P, Out>;
 }

@@ -16,6 +16,7 @@
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/backend/cpu/isa.hpp>
 #include <ctxpar/backend/cpu/item.hpp>
+#include <ctxpar/backend/cpu/rows_ahead.hpp>
 #include <ctxpar/backend/cpu/streaming.hpp>
 #include <ctxpar/backend/cpu/tiles.hpp>
 
@@ -61,8 +62,7 @@ public:
     stream_walk(isa set, const Args& args, const attend_item& item, float* scratch)
         : args_(args), item_(item), view_{args, item}, kernels_(stream_kernels_of<stored>(set)),
           padded_(padded_pairs(item.pairs)), together_(std::min(padded_, stream_pairs)), q_width_(args.q.width),
-          v_width_(args.out.width), shared_(values_in_keys(args.cache)),
-          heads_are_apart_(args.cache.k.token_stride < args.cache.k.head_stride) {
+          v_width_(args.out.width), shared_(values_in_keys(args.cache)) {
         q_ = scratch;
         cell_ = q_ + most_streamed_states * q_width_;
         total_ = cell_ + most_streamed_states * v_width_;
@@ -163,36 +163,15 @@ private:
     // --- One tile ----------------------------------------------------------------------------------------------------
 
     void add_tile(const tile& now, const tile& next) {
-        stream_ahead ahead(pieces_ahead(next, next.k, args_.cache.k, q_width_, keys_ahead_),
-                           shared_ ? stream_ahead::pieces{}
-                                   : pieces_ahead(next, next.v, args_.cache.v, v_width_, values_ahead_));
+        stream_ahead ahead(
+            rows_ahead(args_.cache.k, next.k, next.count, item_.kv_heads, q_width_, keys_ahead_),
+            shared_ ? stream_ahead::pieces{}
+                    : rows_ahead(args_.cache.v, next.v, next.count, item_.kv_heads, v_width_, values_ahead_));
         const std::int64_t k_stride = args_.cache.k.head_stride;
         const std::int64_t v_stride = shared_ ? k_stride : args_.cache.v.head_stride;
         for (std::int64_t h = 0; h < item_.kv_heads; ++h)
             add_head(now, h, {now.k, h * k_stride, now.count, q_width_}, {now.v, h * v_stride, now.count, v_width_},
                      ahead);
-    }
-
-    // The rows of the next tile, of all heads, in the order in which they lie.
-    template <class Rows>
-    stream_ahead::pieces pieces_ahead(const tile& next, const stored* const* rows, const Rows& all, std::int64_t width,
-                                      const char** list) const {
-        constexpr std::int64_t places = stream_ahead::places;
-        const std::int64_t stride = all.head_stride;
-        const bool heads_touch = stride == width;
-        const std::int64_t heads = heads_touch ? 1 : item_.kv_heads;
-        const std::int64_t count = next.count * heads;
-        const auto bytes = [](const stored* row) { return reinterpret_cast<const char*>(row); };
-        if (heads_touch || !heads_are_apart_) {
-            for (std::int64_t t = 0, at = 0; t < next.count; ++t)
-                for (std::int64_t h = 0; h < heads; ++h) list[at++] = bytes(rows[t] + h * stride);
-        } else {
-            for (std::int64_t h = 0, at = 0; h < heads; ++h)
-                for (std::int64_t t = 0; t < next.count; ++t) list[at++] = bytes(rows[t] + h * stride);
-        }
-        const std::int64_t each = (count + places - 1) / places;
-        for (std::int64_t at = count; at < each * places; ++at) list[at] = list[count - 1];
-        return {list, each, width * (heads_touch ? item_.kv_heads : 1) * std::int64_t(sizeof(stored))};
     }
 
     void add_head(const tile& now, std::int64_t h, const stream_rows<stored>& keys, stream_rows<stored> values,
@@ -341,7 +320,6 @@ private:
     std::int64_t q_width_;
     std::int64_t v_width_;
     bool shared_;                    // values are the first elements of the key rows
-    bool heads_are_apart_;           // in a page the tokens of one head follow each other
     float* q_;                       // of all states, as each_column() says
     float* cell_;                    // the same: unnormalised output of the cell
     float* total_;                   // of the split

@@ -19,6 +19,7 @@
 #include <ctxpar/attention/softmax_state.hpp>
 #include <ctxpar/backend/cpu/isa.hpp>
 #include <ctxpar/backend/cpu/lanes.hpp>
+#include <ctxpar/backend/cpu/rows_ahead.hpp>
 
 namespace ctxpar::inline v0_1::cpu {
 
@@ -35,67 +36,6 @@ struct stream_rows {
     std::int64_t width;
 
     CTXPAR_INLINE const T* row(std::int64_t t) const { return rows[t] + offset; }
-};
-
-// Asks for what is read in the next step while this one is worked on, as much as has been read meanwhile. It walks in
-// 4 places of the keys and 4 of the values at a time, each a line after the other: a processor's own prefetching
-// follows several such walks, and fetches more at a time for them than for one, as long as none of them pauses.
-class stream_ahead {
-public:
-    static constexpr std::int64_t places = 4;
-
-    // Pieces of memory of `bytes` each, in the order in which they lie.
-    struct pieces {
-        const char* const* list; // [places][each]
-        std::int64_t each;
-        std::int64_t bytes;
-    };
-
-    stream_ahead() : stream_ahead({}, {}) {}
-    stream_ahead(const pieces& keys, const pieces& values) : walks_{{keys, 0, 0}, {values, 0, 0}} {}
-
-    // Notes that so many bytes have been read.
-    CTXPAR_INLINE void read(std::int64_t bytes) {
-        due_ += bytes;
-        while (due_ >= places * line) {
-            due_ -= places * line;
-            next(ask());
-        }
-    }
-
-    // Calls fn(line) for the next line of each place, of keys and of values in turn; false when there are no more.
-    template <class Fn>
-    CTXPAR_INLINE bool next(const Fn& fn) {
-        if (walks_[turn_].done()) turn_ ^= 1;
-        walk& now = walks_[turn_];
-        if (now.done()) return false;
-        turn_ ^= 1;
-        const char* const* list = now.all.list + now.piece;
-        CTXPAR_UNROLL
-        for (int p = 0; p < places; ++p, list += now.all.each) fn(*list + now.at);
-        now.at += line;
-        if (now.at >= now.all.bytes) {
-            now.at = 0;
-            ++now.piece;
-        }
-        return true;
-    }
-
-private:
-    static constexpr std::int64_t line = 64;
-    struct ask {
-        CTXPAR_INLINE void operator()(const char* at) const { __builtin_prefetch(at, 0, 2); }
-    };
-    struct walk {
-        pieces all;
-        std::int64_t piece;
-        std::int64_t at;
-        bool done() const { return piece >= all.each; }
-    };
-
-    walk walks_[2];
-    int turn_ = 0;
-    std::int64_t due_ = 0;
 };
 
 // What a softmax over keys has seen of each pair.
@@ -486,7 +426,7 @@ stream_kernels<T> stream_kernels_in() {
 
 template <class T>
 stream_kernels<T> stream_kernels_of(isa set) {
-    if (set == isa::avx512) return stream_kernels_in<T, stream_avx512>();
+    if (set >= isa::avx512) return stream_kernels_in<T, stream_avx512>();
     if (set == isa::avx2) return stream_kernels_in<T, stream_avx2>();
     return stream_kernels_in<T, stream_portable>();
 }

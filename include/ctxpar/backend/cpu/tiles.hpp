@@ -242,26 +242,35 @@ CTXPAR_INLINE void scale_lanes(const tile_weights& tile, std::int64_t lane, cons
     select<W>(most[1] > most[0], most[1], most[0], largest);
 }
 
-// A vector of pairs: their scores become weights relative to the largest score of their states.
+// The maxima of a vector of pairs rise to `largest`. Gives what the scores of their weights are relative to, and what
+// their sums so far have to be multiplied by.
 template <int W>
-CTXPAR_INLINE void weigh_lanes(const tile_weights& tile, std::int64_t lane, const tile_factors& factors,
-                               tile_softmax& state) {
+CTXPAR_INLINE void raise_maxima(const floats<W>& largest, float* max, floats<W>& reference, floats<W>& keep) {
     const floats<W> zero{};
     floats<W> one;
     fill<W>(1.0F, one);
     floats<W> before;
-    load<W>(state.max + lane, before);
-    floats<W> largest = before;
-    scale_lanes<W>(tile, lane, factors, largest);
-    store<W>(largest, state.max + lane);
-    floats<W> keep = before - largest;
+    load<W>(max, before);
+    store<W>(largest, max);
+    keep = before - largest;
     exp_of_negative<W>(keep);
     select<W>(largest > before, keep, one, keep); // not where both are infinite
-    store<W>(keep, tile.keep + lane);
     words<W> bits;
     copy_bits(largest, bits);
-    floats<W> reference;
     select<W>(bits == 0xff800000U, zero, largest, reference); // nothing was seen: exp(-inf - 0) is 0
+}
+
+// A vector of pairs: their scores become weights relative to the largest score of their states.
+template <int W>
+CTXPAR_INLINE void weigh_lanes(const tile_weights& tile, std::int64_t lane, const tile_factors& factors,
+                               tile_softmax& state) {
+    floats<W> largest;
+    load<W>(state.max + lane, largest);
+    scale_lanes<W>(tile, lane, factors, largest);
+    floats<W> reference;
+    floats<W> keep;
+    raise_maxima<W>(largest, state.max + lane, reference, keep);
+    store<W>(keep, tile.keep + lane);
     floats<W> sum[4] = {};
     for (int t = 0; t < tile_keys; t += 4) {
         CTXPAR_UNROLL
@@ -340,7 +349,7 @@ void widen_portable(const T* from, std::int64_t width, float* to) {
 // A template, so that a program may compile the kernels once: extern template tile_kernels kernels_of<void>(isa).
 template <class = void>
 tile_kernels kernels_of(isa set) {
-    if (set == isa::avx512) return {score_avx512, weigh_avx512, add_avx512};
+    if (set >= isa::avx512) return {score_avx512, weigh_avx512, add_avx512};
     if (set == isa::avx2) return {score_avx2, weigh_avx2, add_avx2};
     return {score_portable, weigh_portable, add_portable};
 }
@@ -351,7 +360,7 @@ using widen_function = void (*)(const T* from, std::int64_t width, float* to);
 
 template <class T>
 widen_function<T> widen_of(isa set) {
-    if (set == isa::avx512) return widen_avx512<T>;
+    if (set >= isa::avx512) return widen_avx512<T>;
     if (set == isa::avx2) return widen_avx2<T>;
     return widen_portable<T>;
 }
