@@ -5,10 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <support/instruction_sets.hpp>
@@ -154,39 +152,6 @@ TEST_CASE("A softmax over keys that come in several steps is that over all of th
                 CHECK(std::fabs(lse_value - std::log(total[i])) <= 3e-6);
                 CHECK(carried[i] == doctest::Approx(static_cast<double>(state.sum[i])).epsilon(1e-5));
             }
-        }
-    }
-}
-
-TEST_CASE("Every line of what is ahead is asked for once, in all places at a time") {
-    constexpr std::int64_t places = cpu::stream_ahead::places;
-    for (const auto& [of_keys, of_values, bytes] :
-         {std::tuple{8, 8, 128}, {12, 4, 256}, {4, 0, 64}, {0, 4, 192}, {0, 0, 64}}) {
-        const int keys = of_keys;
-        const int values = of_values;
-        CAPTURE(keys);
-        CAPTURE(values);
-        std::vector<char> memory(static_cast<std::size_t>((keys + values) * bytes));
-        std::vector<const char*> pieces;
-        for (int i = 0; i < keys + values; ++i) pieces.push_back(memory.data() + i * bytes);
-        cpu::stream_ahead ahead({pieces.data(), keys / places, bytes}, {pieces.data() + keys, values / places, bytes});
-        std::map<std::ptrdiff_t, int> asked;
-        std::vector<std::ptrdiff_t> lines;
-        const auto note = [&](const char* at) { lines.push_back(at - memory.data()); };
-        for (int turn = 0; ahead.next(note); ++turn) {
-            REQUIRE(lines.size() == static_cast<std::size_t>(places));
-            for (const std::ptrdiff_t at : lines) {
-                ++asked[at];
-                // Keys and values take turns as long as there are both.
-                if (keys == values) CHECK((at < keys * bytes) == (turn % 2 == 0));
-            }
-            if (keys >= places) CHECK(std::is_sorted(lines.begin(), lines.end()));
-            lines.clear();
-        }
-        CHECK(asked.size() == memory.size() / 64);
-        for (const auto& [at, times] : asked) {
-            CHECK(at % 64 == 0);
-            CHECK(times == 1);
         }
     }
 }

@@ -65,6 +65,22 @@ struct amx_values {
     float* out;         // [width][lanes]
 };
 
+// What is asked for while a step is worked on, spread evenly over it: so much for each unit of work, which is about 30
+// cycles.
+struct amx_ahead {
+    stream_ahead& rows;
+    std::int64_t bytes;
+
+    CTXPAR_INLINE void ask(std::int64_t units) const { rows.read(units * bytes); }
+
+    // Units of the work on a KV head and its groups.
+    static constexpr std::int64_t units(std::int64_t groups, std::int64_t depth, std::int64_t value_width) {
+        const std::int64_t scores = 4 * depth / amx_depth; // half of that where pairs are few
+        const std::int64_t weights = 2 * amx_keys / 4;
+        return value_width / 4 + groups * (scores + weights + 6 * value_width / (2 * amx_side));
+    }
+};
+
 #if defined(__x86_64__)
 
 // --- Instructions. In assembly, since compilers know neither what a tile's memory is nor that tiles are state.
@@ -110,7 +126,7 @@ CTXPAR_INLINE void amx_multiply() {
 // ------------------------------------------------------------------------------------------------------------
 
 // Two by two tiles of sums: 32 keys and 32 pairs.
-CTXPAR_INLINE void amx_score_wide(const amx_scores& step, std::int64_t tile) {
+CTXPAR_INLINE void amx_score_wide(const amx_scores& step, std::int64_t tile, const amx_ahead& ahead) {
     constexpr std::int64_t pitch = amx_pairs * 4;
     const amx_key_rows& first = step.keys[tile];
     const amx_key_rows& second = step.keys[tile + 1];
@@ -128,6 +144,7 @@ CTXPAR_INLINE void amx_score_wide(const amx_scores& step, std::int64_t tile) {
         amx_multiply<1, 4, 7>();
         amx_multiply<2, 5, 6>();
         amx_multiply<3, 5, 7>();
+        ahead.ask(2);
     }
     float* const to = step.scores + tile * amx_side * amx_pairs;
     amx_store<0>(to, pitch);
@@ -137,7 +154,7 @@ CTXPAR_INLINE void amx_score_wide(const amx_scores& step, std::int64_t tile) {
 }
 
 // Four tiles of sums: 64 keys and 16 pairs.
-CTXPAR_INLINE void amx_score_narrow(const amx_scores& step) {
+CTXPAR_INLINE void amx_score_narrow(const amx_scores& step, const amx_ahead& ahead) {
     constexpr std::int64_t pitch = amx_side * 4;
     const auto row = [&](int tile, std::int64_t d) { return static_cast<const char*>(step.keys[tile].base) + d * 2; };
     amx_zero<0>();
@@ -155,6 +172,7 @@ CTXPAR_INLINE void amx_score_narrow(const amx_scores& step) {
         amx_multiply<2, 6, 7>();
         amx_load<4>(row(3, d), step.keys[3].stride);
         amx_multiply<3, 4, 7>();
+        ahead.ask(2);
     }
     amx_store<0>(step.scores, pitch);
     amx_store<1>(step.scores + amx_side * amx_side, pitch);
@@ -162,11 +180,11 @@ CTXPAR_INLINE void amx_score_narrow(const amx_scores& step) {
     amx_store<3>(step.scores + 3 * amx_side * amx_side, pitch);
 }
 
-CTXPAR_TARGET_AMX inline void score_amx(const amx_scores& step) {
+CTXPAR_TARGET_AMX inline void score_amx(const amx_scores& step, const amx_ahead& ahead) {
     if (step.lanes == amx_side) {
-        amx_score_narrow(step);
+        amx_score_narrow(step, ahead);
     } else {
-        for (std::int64_t tile = 0; tile < amx_keys / amx_side; tile += 2) amx_score_wide(step, tile);
+        for (std::int64_t tile = 0; tile < amx_keys / amx_side; tile += 2) amx_score_wide(step, tile, ahead);
     }
 }
 
@@ -190,7 +208,8 @@ CTXPAR_INLINE void take_term(floats<16>& even, floats<16>& odd, words<16>& term)
     odd -= taken;
 }
 
-CTXPAR_INLINE void weigh_amx_lanes(const amx_weights& step, std::int64_t lane, tile_softmax& state) {
+CTXPAR_INLINE void weigh_amx_lanes(const amx_weights& step, std::int64_t lane, tile_softmax& state,
+                                   const amx_ahead& ahead) {
     floats<16> largest;
     load<16>(state.max + lane, largest);
     for (std::int64_t half = 0; half < amx_keys / tile_keys; ++half)
@@ -223,6 +242,7 @@ CTXPAR_INLINE void weigh_amx_lanes(const amx_weights& step, std::int64_t lane, t
                 std::memcpy(static_cast<void*>(to), &both, sizeof(both));
             }
         }
+        ahead.ask(2);
     }
     floats<16> total;
     load<16>(state.sum + lane, total);
@@ -230,8 +250,8 @@ CTXPAR_INLINE void weigh_amx_lanes(const amx_weights& step, std::int64_t lane, t
     store<16>(total, state.sum + lane);
 }
 
-CTXPAR_TARGET_AVX512 inline void weigh_amx(const amx_weights& step, tile_softmax& state) {
-    for (std::int64_t lane = 0; lane < step.lanes; lane += amx_side) weigh_amx_lanes(step, lane, state);
+CTXPAR_TARGET_AVX512 inline void weigh_amx(const amx_weights& step, tile_softmax& state, const amx_ahead& ahead) {
+    for (std::int64_t lane = 0; lane < step.lanes; lane += amx_side) weigh_amx_lanes(step, lane, state, ahead);
 }
 
 // --- Values
@@ -310,13 +330,13 @@ CTXPAR_INLINE void transpose_columns(const bf16* const* rows, std::int64_t colum
     }
 }
 
-// to [amx_keys / amx_depth][width][amx_depth] = rows [amx_keys][width], a multiple of 8; `ahead` is told.
+// to [amx_keys / amx_depth][width][amx_depth] = rows [amx_keys][width], a multiple of 8.
 CTXPAR_TARGET_AVX512 inline void transpose_amx(const bf16* const* rows, std::int64_t width, bf16* to,
-                                               stream_ahead& ahead, std::int64_t bytes_ahead) {
+                                               const amx_ahead& ahead) {
     for (std::int64_t first = 0; first < amx_keys; first += amx_depth)
         for (std::int64_t column = 0; column < width; column += 8) {
             transpose_columns(rows + first, column, to + (first * width + column * amx_depth));
-            ahead.read(bytes_ahead);
+            ahead.ask(1);
         }
 }
 
@@ -392,12 +412,12 @@ CTXPAR_INLINE void amx_add_narrow(const amx_values& step, std::int64_t column) {
     if constexpr (Tiles == 2) amx_store<1>(out + amx_side * amx_side, pitch);
 }
 
-CTXPAR_TARGET_AMX inline void add_amx(const amx_values& step, stream_ahead& ahead, std::int64_t bytes_ahead) {
+CTXPAR_TARGET_AMX inline void add_amx(const amx_values& step, const amx_ahead& ahead) {
     const bool wide = step.lanes == amx_pairs;
     std::int64_t column = 0;
     for (; column + 2 * amx_side <= step.width; column += 2 * amx_side) {
         wide ? amx_add_wide<2>(step, column) : amx_add_narrow<2>(step, column);
-        ahead.read(bytes_ahead);
+        ahead.ask(6);
     }
     if (column == step.width) return;
     wide ? amx_add_wide<1>(step, column) : amx_add_narrow<1>(step, column);

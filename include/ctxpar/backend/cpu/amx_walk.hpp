@@ -116,11 +116,11 @@ template <class T>
 struct amx_kernels {
     void (*open)();
     void (*close)();
-    void (*score)(const amx_scores&);
-    void (*weigh)(const amx_weights&, tile_softmax&);
-    void (*transpose)(const bf16* const* rows, std::int64_t width, bf16* to, stream_ahead&, std::int64_t bytes_ahead);
+    void (*score)(const amx_scores&, const amx_ahead&);
+    void (*weigh)(const amx_weights&, tile_softmax&, const amx_ahead&);
+    void (*transpose)(const bf16* const* rows, std::int64_t width, bf16* to, const amx_ahead&);
     void (*rescale)(float* out, std::int64_t width, std::int64_t lanes, const float* keep);
-    void (*add)(const amx_values&, stream_ahead&, std::int64_t bytes_ahead);
+    void (*add)(const amx_values&, const amx_ahead&);
     void (*row)(const T* from, std::int64_t width, bf16* to);
 };
 template <class T>
@@ -140,8 +140,10 @@ public:
     amx_walk(const Args& args, const attend_item& item, float* scratch)
         : args_(args), item_(item), view_{args, item}, kernels_(amx_kernels_of<stored>()),
           depth_(padded_depth(args.q.width)), v_pad_(padded(args.out.width)),
-          buffers_(amx_buffers::carve(scratch, depth_, v_pad_)), shared_(values_in_keys(args.cache)) {
+          buffers_(amx_buffers::carve(scratch, depth_, v_pad_)), shared_(values_in_keys(args.cache)),
+          factors_are_uniform_(args.cache.k_scale.data == nullptr && args.cache.v_scale.data == nullptr) {
         std::fill_n(buffers_.zeros, v_pad_, bf16(0.0F));
+        if (factors_are_uniform_) load_uniform_factors();
         float* memory = buffers_.groups;
         for (std::int64_t head = 0; head < item.kv_heads; ++head)
             for (std::int64_t first = 0; first < item.pairs; first += amx_pairs)
@@ -292,8 +294,7 @@ private:
     // Transposes the values of a KV head; those of keys that no row sees are zero. A value that not all pairs see must
     // not reach those that don't, whatever it holds: 0 times NaN is NaN. Puts zeros in place of such values where they
     // are not finite, and returns their keys.
-    std::uint64_t load_values(const step& now, std::int64_t head, std::uint64_t all, stream_ahead& ahead,
-                              std::int64_t bytes_ahead) {
+    std::uint64_t load_values(const step& now, std::int64_t head, std::uint64_t all, const amx_ahead& ahead) {
         const bf16* rows[amx_keys];
         std::uint64_t apart = 0;
         for (std::int64_t t = 0; t < amx_keys; ++t) {
@@ -307,7 +308,7 @@ private:
                 apart |= std::uint64_t(1) << t;
             }
         }
-        kernels_.transpose(rows, v_pad_, buffers_.transposed, ahead, bytes_ahead);
+        kernels_.transpose(rows, v_pad_, buffers_.transposed, ahead);
         return apart;
     }
     const bf16* value_in_bf16(const stored* value, bf16* room) const {
@@ -322,11 +323,11 @@ private:
     // --- One step ----------------------------------------------------------------------------------------------------
 
     void add_step(const step& now, const step& next) {
-        stream_ahead ahead = ask_ahead(next);
+        stream_ahead rows = ask_ahead(next);
         const std::int64_t bytes = // of a KV head
             amx_keys * (args_.q.width + (shared_ ? 0 : args_.out.width)) * static_cast<std::int64_t>(sizeof(stored));
-        const std::int64_t parts = 1 + v_pad_ / 4 + each_head_ * v_pad_ / (2 * amx_side);
-        const std::int64_t bytes_ahead = (bytes + parts - 1) / parts;
+        const std::int64_t units = amx_ahead::units(each_head_, depth_, v_pad_);
+        const amx_ahead ahead{rows, (bytes + units - 1) / units};
         amx_scores scores{};
         for (std::int64_t g = 0; g < count_; g += each_head_) {
             std::uint64_t all = ~std::uint64_t(0);
@@ -337,13 +338,15 @@ private:
             const std::int64_t head = groups_[g].head;
             place_keys(now, head, scores);
             load_factors(now, head);
-            const std::uint64_t apart = load_values(now, head, all, ahead, bytes_ahead);
+            const std::uint64_t apart = load_values(now, head, all, ahead);
             for (std::int64_t i = g; i < g + each_head_; ++i)
-                if (groups_[i].any != 0) add_to(groups_[i], now, scores, apart, ahead, bytes_ahead);
+                if (groups_[i].any != 0) add_to(groups_[i], now, scores, apart, ahead);
         }
     }
 
+    // Factors of hidden keys don't count.
     void load_factors(const step& now, std::int64_t head) {
+        if (factors_are_uniform_) return;
         const kv_scale& value_scale = shared_ ? args_.cache.k_scale : args_.cache.v_scale;
         for (std::int64_t t = 0; t < amx_keys; ++t) {
             tile_factors& half = factors_[t / tile_keys];
@@ -355,23 +358,28 @@ private:
             half.value[t % tile_keys] = of(value_scale);
         }
     }
+    void load_uniform_factors() {
+        for (tile_factors& half : factors_) {
+            std::fill_n(half.key, tile_keys, args_.score.scale * args_.cache.k_scale.uniform);
+            std::fill_n(half.value, tile_keys, (shared_ ? args_.cache.k_scale : args_.cache.v_scale).uniform);
+        }
+    }
 
-    void add_to(amx_group& group, const step& now, amx_scores& scores, std::uint64_t apart, stream_ahead& ahead,
-                std::int64_t bytes_ahead) {
+    void add_to(amx_group& group, const step& now, amx_scores& scores, std::uint64_t apart, const amx_ahead& ahead) {
         scores.q = group.q;
         scores.depth = depth_;
         scores.lanes = group.lanes;
         scores.scores = buffers_.scores;
-        kernels_.score(scores);
+        kernels_.score(scores, ahead);
         const bool capped = args_.score.soft_cap > 0.0F;
         if (capped) cap_scores(group.lanes);
         float keep[amx_pairs];
         kernels_.weigh(
             {buffers_.scores, group.mask[0], capped ? capped_factors_ : factors_, group.lanes, buffers_.terms, keep},
-            group.cell_softmax);
+            group.cell_softmax, ahead);
         group.cell_is_empty = false;
         kernels_.rescale(group.cell, v_pad_, group.lanes, keep);
-        kernels_.add({buffers_.transposed, buffers_.terms, group.lanes, v_pad_, group.cell}, ahead, bytes_ahead);
+        kernels_.add({buffers_.transposed, buffers_.terms, group.lanes, v_pad_, group.cell}, ahead);
         for (std::uint64_t rest = apart; rest != 0; rest &= rest - 1) put_back(group, now, std::countr_zero(rest));
     }
 
@@ -448,6 +456,7 @@ private:
     std::int64_t count_ = 0;     // groups
     std::int64_t each_head_ = 1; // of a KV head
     amx_group groups_[most_amx_groups];
+    bool factors_are_uniform_; // no key has a scale of its own
     tile_factors factors_[amx_keys / tile_keys];
     tile_factors capped_factors_[amx_keys / tile_keys];
     const char* keys_ahead_[amx_keys * most_amx_groups + stream_ahead::places];
