@@ -26,7 +26,8 @@ struct attend_sizes {
     std::int64_t query_width = 16;
     std::int64_t value_width = 16;
     std::int64_t page_size = 16;
-    bool latent = false; // values are the first part of the keys
+    std::int64_t block_size = 0; // tokens of a table's entry, a divisor of page_size; 0: page_size
+    bool latent = false;         // values are the first part of the keys
     ctxpar::page_order order = ctxpar::page_order::nhd;
 };
 
@@ -89,10 +90,10 @@ public:
 
     Q* query(std::int64_t row, std::int64_t head) { return q_.data() + (row * heads() + head) * sizes_.query_width; }
     Kv* key(std::size_t request, std::int64_t j, std::int64_t kv_head) {
-        return view_.k.at(page(request, j), j % sizes_.page_size, kv_head);
+        return view_.k.at(page(request, j), token(request, j), kv_head);
     }
     Kv* value(std::size_t request, std::int64_t j, std::int64_t kv_head) {
-        return view_.v.at(page(request, j), j % sizes_.page_size, kv_head);
+        return view_.v.at(page(request, j), token(request, j), kv_head);
     }
 
     // Attention of all requests, or of request `only` as a step of its own.
@@ -112,7 +113,7 @@ public:
         args.plan.arrays.rows = visible.data();
         args.plan.arrays.segments = segments.data();
         args.plan.table =
-            ctxpar::table_2d(table_.data(), static_cast<std::int64_t>(requests_.size()), columns_, sizes_.page_size);
+            ctxpar::table_2d(table_.data(), static_cast<std::int64_t>(requests_.size()), columns_, block_size());
         args.plan.rows = num_rows;
         args.plan.segments = static_cast<std::int64_t>(segments.size());
         args.plan.requests = args.plan.segments - 1;
@@ -160,8 +161,8 @@ public:
         for (auto& [j, s] : scores) sum += s = s == -infinity ? 0.0 : std::exp(s - largest);
         if (sum == 0) return result;
         for (const auto& [j, weight] : scores) {
-            const Kv* v = view_.v.at(page(request, j), j % sizes_.page_size, kv_head);
-            const double factor = view_.v_scale.at(page(request, j), j % sizes_.page_size, kv_head) * weight / sum;
+            const Kv* v = view_.v.at(page(request, j), token(request, j), kv_head);
+            const double factor = view_.v_scale.at(page(request, j), token(request, j), kv_head) * weight / sum;
             for (std::size_t d = 0; d < width; ++d) result.out[d] += factor * number(v[d]);
         }
         result.lse = largest + std::log(sum);
@@ -185,33 +186,39 @@ public:
 
 private:
     double score(const Q* q, std::size_t request, std::int64_t j, std::int64_t kv_head) const {
-        const Kv* k = view_.k.at(page(request, j), j % sizes_.page_size, kv_head);
+        const Kv* k = view_.k.at(page(request, j), token(request, j), kv_head);
         double dot = 0;
         for (std::int64_t d = 0; d < sizes_.query_width; ++d) dot += number(q[d]) * number(k[d]);
-        dot *= static_cast<double>(options.scale) * view_.k_scale.at(page(request, j), j % sizes_.page_size, kv_head);
+        dot *= static_cast<double>(options.scale) * view_.k_scale.at(page(request, j), token(request, j), kv_head);
         return options.soft_cap > 0 ? options.soft_cap * std::tanh(dot / options.soft_cap) : dot;
     }
 
-    std::int64_t page(std::size_t request, std::int64_t j) const {
-        return table_[request * static_cast<std::size_t>(columns_) + static_cast<std::size_t>(j / sizes_.page_size)];
+    std::int64_t block_size() const { return sizes_.block_size == 0 ? sizes_.page_size : sizes_.block_size; }
+    std::int64_t blocks_of(const attend_request& one) const { return (one.keys + block_size() - 1) / block_size(); }
+    std::int64_t slot(std::size_t request, std::int64_t j) const {
+        const auto entry = static_cast<std::size_t>(j / block_size());
+        return table_[request * static_cast<std::size_t>(columns_) + entry] * block_size() + j % block_size();
     }
+    std::int64_t page(std::size_t request, std::int64_t j) const { return slot(request, j) / sizes_.page_size; }
+    std::int64_t token(std::size_t request, std::int64_t j) const { return slot(request, j) % sizes_.page_size; }
 
     void make_pool() {
         std::int64_t used = 0;
         for (const attend_request& one : requests_) {
-            columns_ = std::max(columns_, (one.keys + sizes_.page_size - 1) / sizes_.page_size);
-            used += (one.keys + sizes_.page_size - 1) / sizes_.page_size;
+            columns_ = std::max(columns_, blocks_of(one));
+            used += blocks_of(one);
         }
+        const std::int64_t blocks_of_page = sizes_.page_size / block_size();
+        const std::int64_t pages = (used + blocks_of_page - 1) / blocks_of_page + 3;
         std::vector<std::int32_t> ids;
-        for (std::int64_t p = 0; p < used + 3; ++p) ids.push_back(static_cast<std::int32_t>(p));
+        for (std::int64_t p = 0; p < pages * blocks_of_page; ++p) ids.push_back(static_cast<std::int32_t>(p));
         std::shuffle(ids.begin(), ids.end(), random_);
         for (const attend_request& one : requests_)
             for (std::int64_t b = 0; b < columns_; ++b) {
-                const bool has = b < (one.keys + sizes_.page_size - 1) / sizes_.page_size;
+                const bool has = b < blocks_of(one);
                 table_.push_back(has ? ids.back() : -1);
                 if (has) ids.pop_back();
             }
-        const std::int64_t pages = used + 3;
         const std::int64_t tokens = pages * sizes_.page_size * sizes_.kv_heads;
         keys_.resize(static_cast<std::size_t>(tokens * sizes_.query_width));
         values_.resize(static_cast<std::size_t>(sizes_.latent ? 0 : tokens * sizes_.value_width));

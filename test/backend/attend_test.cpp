@@ -177,6 +177,26 @@ TEST_CASE("Intervals, prefixes and tail masks may start and end anywhere") {
     });
 }
 
+TEST_CASE("Blocks of a table may be smaller than pages, and lie in any order") {
+    in_each_type([](auto type) {
+        for (const std::int64_t block : {1, 4, 16, 32}) {
+            CAPTURE(block);
+            for (const page_order order : {page_order::nhd, page_order::hnd}) {
+                attend_sizes sizes = wide(64, 2, 3);
+                sizes.page_size = 32;
+                sizes.block_size = block;
+                sizes.order = order;
+                check_everywhere(case_of<decltype(type)>(sizes, two_requests(301, 2), course::random, 72));
+            }
+        }
+        // Few pages, so that blocks that follow each other in the sequence often share one.
+        attend_sizes sizes = wide(64, 1, 6);
+        sizes.page_size = 128;
+        sizes.block_size = 4;
+        check_everywhere(case_of<decltype(type)>(sizes, two_requests(128, 1), course::random, 73));
+    });
+}
+
 TEST_CASE("Requests without rows, rows without keys and steps without requests are legal") {
     in_each_type([](auto type) {
         using attend_case = case_of<decltype(type)>;

@@ -171,6 +171,7 @@ private:
     struct step {
         std::int64_t first;
         std::uint64_t any;
+        std::uint64_t follows; // keys that lie right behind the one before
         std::int64_t page[amx_keys];
         std::int64_t token[amx_keys];
     };
@@ -219,6 +220,7 @@ private:
     void find(std::int64_t first, std::int64_t end, step& found) const {
         found.first = first;
         found.any = 0;
+        found.follows = 0;
         if (first >= end) return;
         std::int64_t row = -1;
         for (std::int64_t i = 0; i < item_.pairs; ++i) {
@@ -234,6 +236,7 @@ private:
             } else if (left > 0) {
                 found.page[t] = found.page[t - 1];
                 found.token[t] = found.token[t - 1] + 1;
+                found.follows |= std::uint64_t(1) << t;
             } else {
                 const std::int64_t slot = args_.plan.table.slot(item_.run->request, first + t);
                 found.page[t] = args_.cache.page_of(slot);
@@ -285,10 +288,9 @@ private:
         }
     }
     bool reads_in_place(const step& now, std::int64_t t) const {
-        constexpr std::uint64_t sixteen = 0xffff;
-        return std::is_same_v<stored, bf16> && each_head_ == 1 && args_.q.width == depth_ &&
-               (now.any >> t & sixteen) == sixteen && now.page[t] == now.page[t + amx_side - 1] &&
-               now.token[t] + amx_side - 1 == now.token[t + amx_side - 1];
+        constexpr std::uint64_t behind_first = 0xfffe;
+        return std::is_same_v<stored, bf16> && each_head_ == 1 && args_.q.width == depth_ && (now.any >> t & 1U) != 0 &&
+               (now.follows >> t & behind_first) == behind_first;
     }
 
     // Transposes the values of a KV head; those of keys that no row sees are zero. A value that not all pairs see must
