@@ -3,14 +3,10 @@
 #include <array>
 #include <cstring>
 
-#include "random.hpp"
+#include <ctxpar/backend/cpu/amx.hpp>
+#include <ctxpar/backend/cpu/isa.hpp>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "random.hpp"
 
 namespace bench {
 namespace {
@@ -19,70 +15,37 @@ volatile float kept; // so that results are needed
 
 #if defined(__x86_64__)
 
-// Whether the processor has AMX with bf16, the kernel saves its registers, and this process may use them, which it has
-// to ask for once.
-bool may_use_amx() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-    constexpr unsigned bf16_and_tile = (1U << 22) | (1U << 24);
-    if ((d & bf16_and_tile) != bf16_and_tile) return false;
-    if (__get_cpuid_count(1, 0, &a, &b, &c, &d) == 0 || (c & (1U << 27)) == 0) return false; // xgetbv
-    unsigned low = 0, high = 0;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    constexpr unsigned tiles = (1U << 17) | (1U << 18);
-    if ((low & tiles) != tiles) return false;
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-}
-
-bool has_amx() {
-    static const bool there = may_use_amx();
-    return there;
-}
-
-// As the processor reads it: palette, rows and bytes of a row of each tile.
-struct alignas(64) tile_config {
-    std::uint8_t palette = 1;
-    std::uint8_t start_row = 0;
-    std::uint8_t reserved[14] = {};
-    std::uint16_t row_bytes[16] = {};
-    std::uint8_t rows[16] = {};
-};
-static_assert(sizeof(tile_config) == 64);
-
 // Six sums of 16 x 16, two operands of 16 x 32: enough products are under way to hide their latency.
-__attribute__((target("amx-tile,amx-bf16"))) double compute_amx(std::int64_t rounds) {
+CTXPAR_TARGET_AMX double compute_amx(std::int64_t rounds) {
+    using namespace ctxpar::cpu;
     constexpr int steps = 64; // of six products, each in 16 cycles
-    tile_config config;
-    for (int tile = 0; tile < 8; ++tile) {
-        config.row_bytes[tile] = 64;
-        config.rows[tile] = 16;
-    }
     alignas(64) std::array<std::uint64_t, 256> operands{};
     for (std::size_t i = 0; i < operands.size(); ++i) operands[i] = four_bf16(i);
     alignas(64) std::array<float, 256> sums{};
-    const long pitch = 64;
-    asm volatile("ldtilecfg %0" : : "m"(config));
-    asm volatile("tileloadd (%0,%1,1), %%tmm6\n\t"
-                 "tileloadd (%2,%1,1), %%tmm7"
-                 :
-                 : "r"(operands.data()), "r"(pitch), "r"(operands.data() + 128)
-                 : "memory");
+    constexpr std::int64_t pitch = 64;
+    amx_open();
+    amx_load<6>(operands.data(), pitch);
+    amx_load<7>(operands.data() + 128, pitch);
     for (std::int64_t round = 0; round < rounds; ++round) {
-        asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\t"
-                     "tilezero %%tmm3\n\ttilezero %%tmm4\n\ttilezero %%tmm5" ::
-                         : "memory");
-        for (int step = 0; step < steps; ++step)
-            asm volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm0\n\t"
-                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm1\n\t"
-                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm2\n\t"
-                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm3\n\t"
-                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm4\n\t"
-                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm5" ::
-                             : "memory");
+        amx_zero<0>();
+        amx_zero<1>();
+        amx_zero<2>();
+        amx_zero<3>();
+        amx_zero<4>();
+        amx_zero<5>();
+        for (int step = 0; step < steps; ++step) {
+            amx_multiply<0, 6, 7>();
+            amx_multiply<1, 6, 7>();
+            amx_multiply<2, 6, 7>();
+            amx_multiply<3, 6, 7>();
+            amx_multiply<4, 6, 7>();
+            amx_multiply<5, 6, 7>();
+        }
     }
-    asm volatile("tilestored %%tmm0, (%0,%1,1)\n\ttilerelease" : : "r"(sums.data()), "r"(pitch) : "memory");
+    amx_store<0>(sums.data(), pitch);
+    amx_close();
     kept = sums[0];
-    return static_cast<double>(rounds) * steps * 6 * (2.0 * 16 * 16 * 32);
+    return static_cast<double>(rounds) * steps * 6 * (2.0 * amx_side * amx_side * amx_depth);
 }
 
 // Multiply-adds of Lanes fp32 numbers in 12 independent sums, which stay bounded as factors are less than 1. As inline
@@ -150,7 +113,7 @@ double compute_plain(std::int64_t rounds) {
 
 std::string compute_name() {
 #if defined(__x86_64__)
-    if (has_amx()) return "amx bf16";
+    if (ctxpar::cpu::may_use_amx()) return "amx bf16";
     if (__builtin_cpu_supports("avx512f")) return "avx512 fp32 fma";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2 fp32 fma";
 #endif
@@ -159,7 +122,7 @@ std::string compute_name() {
 
 double compute(std::int64_t rounds) {
 #if defined(__x86_64__)
-    if (has_amx()) return compute_amx(rounds);
+    if (ctxpar::cpu::may_use_amx()) return compute_amx(rounds);
     if (__builtin_cpu_supports("avx512f")) return compute_avx512(rounds);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return compute_avx2(rounds);
 #endif

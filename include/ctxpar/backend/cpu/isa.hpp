@@ -39,8 +39,7 @@ inline bool may_use_amx() {
         if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & tiles_of_bf16) != tiles_of_bf16) return false;
         if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return false;
         std::uint32_t kept = 0;
-        std::uint32_t high = 0;
-        asm volatile("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+        asm volatile("xgetbv" : "=a"(kept) : "c"(0) : "edx");
         constexpr std::uint32_t tile_state = 1U << 17 | 1U << 18;
         constexpr int request_permission = 0x1023; // ARCH_REQ_XCOMP_PERM
         constexpr int tile_data = 18;              // XFEATURE_XTILEDATA

@@ -1,0 +1,2 @@
+// All of the library, nothing of which is used.
+#include <ctxpar/cuda.cuh>

@@ -1,0 +1,1 @@
+// What the compiler takes for no program at all.
