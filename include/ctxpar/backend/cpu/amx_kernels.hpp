@@ -50,17 +50,20 @@ struct amx_weights {
     const std::uint32_t* mask;   // [amx_keys / tile_keys][tile_pairs] bit t: the pair sees key t of the half
     const tile_factors* factors; // [amx_keys / tile_keys]
     std::int64_t lanes;
-    bf16* terms; // [amx_terms][amx_keys / 2][lanes][2]
-    float* keep; // [lanes] what the pair's output so far has to be multiplied by
+    bf16* terms;              // [amx_terms][amx_keys / 2][lanes][2]
+    float* keep;              // [lanes] what the pair's output so far has to be multiplied by
+    const float* key_factors; // the factors once more, [amx_keys][8]: only where pairs are few (amx_few.hpp)
+    const float* value_factors;
 };
 
 // The values of a step, transposed, and the weights to lay on them.
 struct amx_values {
-    const bf16* values; // [amx_keys / amx_depth][width][amx_depth]
-    const bf16* terms;  // [amx_terms][amx_keys / 2][lanes][2]
+    bf16* values;      // [amx_keys / amx_depth][width][amx_depth]
+    const bf16* terms; // [amx_terms][amx_keys / 2][lanes][2]
     std::int64_t lanes;
-    std::int64_t width; // a multiple of amx_side
-    float* out;         // [width][lanes]
+    std::int64_t width;      // a multiple of amx_side
+    float* out;              // [width][lanes]
+    const bf16* const* rows; // [amx_keys] values as they lie: only where pairs are few, and these yet to be arranged
 };
 
 // What is asked for while a step is worked on, spread evenly over it: so much for each unit of work, which is about 30
@@ -71,11 +74,14 @@ struct amx_ahead {
 
     CTXPAR_INLINE void ask(std::int64_t units) const { rows.read(units * bytes); }
 
-    // Units of the work on a KV head and its groups.
+    // Units of the work on a KV head and its groups of up to 32 pairs, and of few pairs.
     static constexpr std::int64_t units(std::int64_t groups, std::int64_t depth, std::int64_t value_width) {
         const std::int64_t scores = 4 * depth / amx_depth; // half of that where pairs are few
         const std::int64_t weights = 2 * amx_keys / 4;
         return value_width / 4 + groups * (scores + weights + 6 * value_width / (2 * amx_side));
+    }
+    static constexpr std::int64_t units_of_few(std::int64_t groups, std::int64_t depth, std::int64_t value_width) {
+        return groups * (2 * depth / amx_depth + amx_keys / 4 + 8 * value_width / amx_depth);
     }
 };
 
@@ -331,26 +337,5 @@ CTXPAR_TARGET_AVX512 void bf16_row(const T* from, std::int64_t width, bf16* to) 
 }
 
 #endif
-
-// The kernels; a template, so that a program may compile them once.
-template <class T>
-struct amx_kernels {
-    void (*open)();
-    void (*close)();
-    void (*score)(const amx_scores&, const amx_ahead&);
-    void (*weigh)(const amx_weights&, tile_softmax&, const amx_ahead&);
-    void (*transpose)(const bf16* const* rows, std::int64_t width, bf16* to, const amx_ahead&);
-    void (*rescale)(float* out, std::int64_t width, std::int64_t lanes, const float* keep);
-    void (*add)(const amx_values&, const amx_ahead&);
-    void (*row)(const T* from, std::int64_t width, bf16* to);
-};
-template <class T>
-amx_kernels<T> amx_kernels_of() {
-#if defined(__x86_64__)
-    return {amx_open, amx_close, score_amx, weigh_amx, transpose_amx, rescale_amx, add_amx, bf16_row<T>};
-#else
-    return {}; // no processor of the family says that it has them
-#endif
-}
 
 } // namespace ctxpar::inline v0_1::cpu

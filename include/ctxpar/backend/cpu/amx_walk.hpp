@@ -47,15 +47,16 @@ class amx_walk {
 
 public:
     amx_walk(const Args& args, const attend_item& item, float* scratch)
-        : args_(args), item_(item), view_{args, item}, kernels_(amx_kernels_of<stored>()),
+        : args_(args), item_(item), view_{args, item}, few_(item.streams), kernels_(amx_kernels_of<stored>(few_)),
           depth_(padded_depth(args.q.width)), v_pad_(padded(args.out.width)),
           buffers_(amx_buffers::carve(scratch, depth_, v_pad_)), shared_(values_in_keys(args.cache)),
           factors_are_uniform_(args.cache.k_scale.data == nullptr && args.cache.v_scale.data == nullptr) {
         std::fill_n(buffers_.zeros, v_pad_, bf16(0.0F));
+        std::fill_n(buffers_.terms, few_weights, bf16(0.0F)); // some rows of few pairs stay so
         if (factors_are_uniform_) load_uniform_factors();
         float* memory = buffers_.groups;
         for (std::int64_t head = 0; head < item.kv_heads; ++head)
-            for (std::int64_t first = 0; first < item.pairs; first += amx_pairs)
+            for (std::int64_t first = 0; first < item.pairs; first += most_pairs())
                 start(groups_[count_++], head, first, memory);
         each_head_ = count_ / item.kv_heads;
     }
@@ -85,10 +86,13 @@ private:
         std::int64_t token[amx_keys];
     };
 
+    std::int64_t most_pairs() const { return few_ ? few_pairs : amx_pairs; } // of a group
+
     void start(amx_group& group, std::int64_t head, std::int64_t first, float*& memory) {
         group.head = head;
         group.first = first;
-        group.pairs = std::min(amx_pairs, item_.pairs - first);
+        group.few = few_;
+        group.pairs = std::min(most_pairs(), item_.pairs - first);
         group.lanes = group.pairs <= amx_side ? amx_side : amx_pairs;
         group.q = reinterpret_cast<bf16*>(memory);
         group.cell = memory + depth_ / 2 * group.lanes;
@@ -198,28 +202,31 @@ private:
     }
     bool reads_in_place(const step& now, std::int64_t t) const {
         constexpr std::uint64_t behind_first = 0xfffe;
-        return std::is_same_v<stored, bf16> && each_head_ == 1 && args_.q.width == depth_ && (now.any >> t & 1U) != 0 &&
-               (now.follows >> t & behind_first) == behind_first;
+        return std::is_same_v<stored, bf16> && (few_ || each_head_ == 1) && args_.q.width == depth_ &&
+               (now.any >> t & 1U) != 0 && (now.follows >> t & behind_first) == behind_first;
     }
 
-    // Transposes the values of a KV head; those of keys that no row sees are zero. A value that not all pairs see must
+    // Arranges the values of a KV head; those of keys that no row sees are zero. A value that not all pairs see must
     // not reach those that don't, whatever it holds: 0 times NaN is NaN. Puts zeros in place of such values where they
     // are not finite, and returns their keys.
     std::uint64_t load_values(const step& now, std::int64_t head, std::uint64_t all, const amx_ahead& ahead) {
-        const bf16* rows[amx_keys];
+        const std::int64_t stride = shared_ ? args_.cache.k.token_stride : args_.cache.v.token_stride;
         std::uint64_t apart = 0;
+        const stored* value = nullptr;
         for (std::int64_t t = 0; t < amx_keys; ++t) {
-            rows[t] = buffers_.zeros;
+            value_rows_[t] = buffers_.zeros;
             if ((now.any >> t & 1U) == 0) continue;
-            const bf16* const row = value_in_bf16(value_row(now, t, head), buffers_.rows + t * v_pad_);
+            value = (now.follows >> t & 1U) != 0 ? value + stride : value_row(now, t, head);
+            const bf16* const row = value_in_bf16(value, buffers_.rows + t * v_pad_);
             const auto finite = [](bf16 x) { return (std::bit_cast<std::uint16_t>(x) & 0x7f80U) != 0x7f80U; };
             if ((all >> t & 1U) != 0 || std::all_of(row, row + args_.out.width, finite)) {
-                rows[t] = row;
+                value_rows_[t] = row;
             } else {
                 apart |= std::uint64_t(1) << t;
             }
         }
-        kernels_.transpose(rows, v_pad_, buffers_.transposed, ahead);
+        values_lie_in_rows_ = few_;
+        if (!few_) kernels_.arrange(value_rows_, v_pad_, buffers_.arranged, ahead);
         return apart;
     }
     const bf16* value_in_bf16(const stored* value, bf16* room) const {
@@ -237,7 +244,8 @@ private:
         stream_ahead rows = ask_ahead(next);
         const std::int64_t bytes = // of a KV head
             amx_keys * (args_.q.width + (shared_ ? 0 : args_.out.width)) * static_cast<std::int64_t>(sizeof(stored));
-        const std::int64_t units = amx_ahead::units(each_head_, depth_, v_pad_);
+        const std::int64_t units =
+            few_ ? amx_ahead::units_of_few(each_head_, depth_, v_pad_) : amx_ahead::units(each_head_, depth_, v_pad_);
         const amx_ahead ahead{rows, (bytes + units - 1) / units};
         amx_scores scores{};
         for (std::int64_t g = 0; g < count_; g += each_head_) {
@@ -268,11 +276,22 @@ private:
             half.key[t % tile_keys] = args_.score.scale * of(args_.cache.k_scale);
             half.value[t % tile_keys] = of(value_scale);
         }
+        if (few_) spread_factors();
     }
     void load_uniform_factors() {
         for (tile_factors& half : factors_) {
             std::fill_n(half.key, tile_keys, args_.score.scale * args_.cache.k_scale.uniform);
             std::fill_n(half.value, tile_keys, (shared_ ? args_.cache.k_scale : args_.cache.v_scale).uniform);
+        }
+        if (few_) spread_factors();
+    }
+    // With a soft cap the factor of the key comes first, and is then done with.
+    void spread_factors() {
+        const bool capped = args_.score.soft_cap > 0.0F;
+        for (std::int64_t t = 0; t < amx_keys; ++t) {
+            const tile_factors& half = factors_[t / tile_keys];
+            std::fill_n(key_factors_ + t * few_pairs, few_pairs, capped ? 1.0F : half.key[t % tile_keys]);
+            std::fill_n(value_factors_ + t * few_pairs, few_pairs, half.value[t % tile_keys]);
         }
     }
 
@@ -285,12 +304,14 @@ private:
         const bool capped = args_.score.soft_cap > 0.0F;
         if (capped) cap_scores(group.lanes);
         float keep[amx_pairs];
-        kernels_.weigh(
-            {buffers_.scores, group.mask[0], capped ? capped_factors_ : factors_, group.lanes, buffers_.terms, keep},
-            group.cell_softmax, ahead);
+        kernels_.weigh({buffers_.scores, group.mask[0], capped ? capped_factors_ : factors_, group.lanes,
+                        buffers_.terms, keep, key_factors_, value_factors_},
+                       group.cell_softmax, ahead);
         group.cell_is_empty = false;
         kernels_.rescale(group.cell, v_pad_, group.lanes, keep);
-        kernels_.add({buffers_.transposed, buffers_.terms, group.lanes, v_pad_, group.cell}, ahead);
+        kernels_.add({buffers_.arranged, buffers_.terms, group.lanes, v_pad_, group.cell,
+                      std::exchange(values_lie_in_rows_, false) ? value_rows_ : nullptr},
+                     ahead);
         for (std::uint64_t rest = apart; rest != 0; rest &= rest - 1) put_back(group, now, std::countr_zero(rest));
     }
 
@@ -311,14 +332,11 @@ private:
     // Adds a key's value that was taken out to the pairs that see it.
     void put_back(amx_group& group, const step& now, std::int64_t t) const {
         const stored* const value = value_row(now, t, group.head);
-        const bf16* const terms = buffers_.terms + (t / 2 * group.lanes * 2 + t % 2);
         for (std::int64_t i = 0; i < group.pairs; ++i) {
             if ((group.sees(i) >> t & 1U) == 0) continue;
-            float weight = 0.0F;
-            for (std::int64_t term = 0; term < amx_terms; ++term)
-                weight += static_cast<float>(terms[term * amx_keys * group.lanes + 2 * i]);
+            const float weight = group.weight(buffers_.terms, t, i);
             for (std::int64_t d = 0; d < args_.out.width; ++d)
-                group.cell[d * group.lanes + i] += weight * static_cast<float>(value[d]);
+                group.cell[group.place(i, d, v_pad_)] += weight * static_cast<float>(value[d]);
         }
     }
 
@@ -336,22 +354,40 @@ private:
                 own[i] = factor.own;
                 other[i] = factor.other;
             }
-            for (std::int64_t d = 0; d < v_pad_; ++d) {
-                float* const sum = group.total + d * group.lanes;
-                float* const add = group.cell + d * group.lanes;
-                for (std::int64_t i = 0; i < group.lanes; ++i) {
-                    sum[i] = sum[i] * own[i] + add[i] * other[i];
-                    add[i] = 0.0F;
-                }
-            }
+            if (group.few)
+                fold_few(group, own, other);
+            else
+                fold(group, own, other);
             group.cell_is_empty = true;
             group.cell_softmax = tile_softmax::none();
         }
     }
 
+    void fold(amx_group& group, const float* own, const float* other) const {
+        for (std::int64_t d = 0; d < v_pad_; ++d) {
+            float* const sum = group.total + d * group.lanes;
+            float* const add = group.cell + d * group.lanes;
+            for (std::int64_t i = 0; i < group.lanes; ++i) {
+                sum[i] = sum[i] * own[i] + add[i] * other[i];
+                add[i] = 0.0F;
+            }
+        }
+    }
+    void fold_few(amx_group& group, const float* own, const float* other) const {
+        for (std::int64_t i = 0; i < few_pairs; ++i) {
+            float* const sum = group.total + i * v_pad_;
+            float* const add = group.cell + i * v_pad_;
+            float* const more = add + few_pairs * v_pad_;
+            for (std::int64_t d = 0; d < v_pad_; ++d) {
+                sum[d] = sum[d] * own[i] + (add[d] + more[d]) * other[i];
+                add[d] = more[d] = 0.0F;
+            }
+        }
+    }
+
     void write(const amx_group& group) const {
         for (std::int64_t i = 0; i < group.pairs; ++i) {
-            for (std::int64_t d = 0; d < args_.out.width; ++d) buffers_.row[d] = group.total[d * group.lanes + i];
+            for (std::int64_t d = 0; d < args_.out.width; ++d) buffers_.row[d] = group.total[group.place(i, d, v_pad_)];
             view_.write(item_.kv_head + group.head, group.first + i, group.softmax[i], buffers_.row);
         }
     }
@@ -359,6 +395,7 @@ private:
     const Args& args_;
     const attend_item& item_;
     item_view<Args> view_;
+    bool few_; // pairs, in groups of 8
     amx_kernels<stored> kernels_;
     std::int64_t depth_;
     std::int64_t v_pad_;
@@ -370,6 +407,10 @@ private:
     bool factors_are_uniform_; // no key has a scale of its own
     tile_factors factors_[amx_keys / tile_keys];
     tile_factors capped_factors_[amx_keys / tile_keys];
+    const bf16* value_rows_[amx_keys];        // of a KV head
+    bool values_lie_in_rows_ = false;         // and are yet to be arranged
+    float key_factors_[amx_keys * few_pairs]; // the factors, for few pairs
+    float value_factors_[amx_keys * few_pairs];
     const char* keys_ahead_[amx_keys * most_amx_groups + stream_ahead::places];
     const char* values_ahead_[amx_keys * most_amx_groups + stream_ahead::places];
 };
