@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <type_traits>
 
@@ -42,9 +41,13 @@ struct launch_size {
 
 // What decides how many blocks are launched.
 struct device_facts {
-    int capability = 0; // 10 * major + minor
+    int capability = 0; // 10 * major + minor; 0: nothing is known
     int processors = 0;
 };
+
+template <class Q, class Kv>
+struct attend_call;
+struct move_args;
 
 // A point in the work of a stream, without a time, of the device that is current when it is made.
 class event {
@@ -154,26 +157,26 @@ public:
     void copy_kv(const copy_kv_args<From, To>& args, stream_type stream);
 
 private:
-    template <class... Parameters, class... Arguments>
-    void run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Parameters...),
-             const Arguments&... arguments);
-    template <class T>
-    void move(const head_view<const T>& from, std::int64_t first_head, const index_view& rows, bool places,
-              std::int64_t count, const head_view<T>& to, stream_type stream);
+    template <class... Arguments>
+    void run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Arguments...),
+             const std::type_identity_t<Arguments>&... arguments);
+    void move(const cuda::move_args& args, stream_type stream);
 
+    // Of an attention that writes any type: widths that are known when the program is compiled, or 0.
+    template <std::int64_t QueryWidth, std::int64_t ValueWidth, class Q, class Kv>
+    void attend(const cuda::attend_call<Q, Kv>& call, stream_type stream);
     // Whether matrix units did it.
-    template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv, class O>
-    bool attend_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
-    template <class Tiles, class Q, class Kv, class O>
-    bool launch_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
-    template <int Width, class Q, class Kv, class O>
-    void attend_plain(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream);
-    const cuda::device_facts& device();
+    template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv>
+    bool attend_tiles(const cuda::attend_call<Q, Kv>& call, stream_type stream);
+    template <class Tiles, class Q, class Kv>
+    bool launch_tiles(const cuda::attend_call<Q, Kv>& call, stream_type stream);
+    template <int Columns, class Q, class Kv>
+    void attend_plain(const cuda::attend_call<Q, Kv>& call, stream_type stream);
+    cuda::device_facts device();
 
     struct state {
         std::atomic<std::uint64_t> launches{0};
-        std::once_flag asked;
-        cuda::device_facts device;
+        std::atomic<cuda::device_facts> device; // what the first that asked was told
     };
     std::shared_ptr<state> state_;
 };

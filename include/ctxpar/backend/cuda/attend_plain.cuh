@@ -80,7 +80,7 @@ struct plain_attention {
             }
         } else {
             for (std::int64_t d = lane_index(); d < args.q.width; d += warp_size)
-                product += static_cast<float>(query[d]) * static_cast<float>(key[d]);
+                product += widened(query[d]) * widened(key[d]);
         }
         const float scaled = sum_of_lanes(product) * (args.score.scale * args.cache.k_scale.at(page, token, kv_head));
         const float cap = args.score.soft_cap;
@@ -101,7 +101,7 @@ struct plain_attention {
         } else {
             CTXPAR_UNROLL_ALL
             for (int c = 0; c < Columns; ++c) {
-                if (at[c] < width) cell.sums[c] = cell.sums[c] * factor + weight * static_cast<float>(value[at[c]]);
+                if (at[c] < width) cell.sums[c] = cell.sums[c] * factor + weight * widened(value[at[c]]);
             }
         }
     }
@@ -148,7 +148,7 @@ struct plain_attention {
             if (d >= args.out.width || (!at.wide && c >= Columns)) continue;
             const float value = nothing ? 0.0F : result.sums[c] / result.softmax.sum;
             if (narrow) {
-                call.narrow_base[first + d] = static_cast<Q>(value);
+                call.narrow_base[first + d] = rounded_to<Q>(value);
             } else {
                 wide[first + d] = value;
             }

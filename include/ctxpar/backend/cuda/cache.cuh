@@ -21,7 +21,7 @@ CTXPAR_DEVICE float larger_magnitude(float a, float b) {
 template <class E>
 CTXPAR_DEVICE float largest_of(const E* vector, std::int64_t width, float so_far) {
     for (std::int64_t d = lane_index(); d < width; d += warp_size)
-        so_far = larger_magnitude(so_far, static_cast<float>(vector[d]));
+        so_far = larger_magnitude(so_far, widened(vector[d]));
     for (unsigned step = warp_size / 2; step > 0; step /= 2)
         so_far = larger_magnitude(so_far, from_lane_xor(so_far, step));
     return so_far;
@@ -40,11 +40,12 @@ CTXPAR_DEVICE void store_vector(const E* from, std::int64_t width, float scale, 
 }
 
 // One row, all heads, into one plane; `second`, of which second_width elements are taken, follows `first` in the same
-// cached row. Loops are not unrolled: the code for a vector is long.
+// cached row. Loops are not unrolled: the code for a vector is long. What differs between planes comes by value: a
+// reference to one of two kernel arguments would put both into local memory.
 template <class E, class Kv>
-CTXPAR_DEVICE void append_plane(const head_view<const E>& first, const head_view<const E>& second,
-                                std::int64_t second_width, std::int64_t row, const kv_view<Kv>& cache,
-                                const kv_plane<Kv>& plane, const kv_scale& scale, std::int64_t slot) {
+CTXPAR_DEVICE void append_plane(head_view<const E> first, const head_view<const E>& second, std::int64_t second_width,
+                                std::int64_t row, const kv_view<Kv>& cache, kv_plane<Kv> plane, kv_scale scale,
+                                std::int64_t slot) {
     const std::int64_t page = cache.page_of(slot);
     const std::int64_t token = cache.token_of(slot);
     const bool own_scale = scale.kind == scale_kind::token && scale.data != nullptr;
@@ -83,10 +84,12 @@ CTXPAR_KERNEL void append_kernel(append_args<E, Kv> args) {
          row += grid_x() * warps) {
         const std::int64_t slot = args.slots.at(row);
         if (slot < 0) continue;
-        append_plane(args.k, args.v, args.values_in_keys ? args.v.width : 0, row, args.cache, args.cache.k,
-                     args.cache.k_scale, slot);
-        if (!args.values_in_keys)
-            append_plane(args.v, args.v, 0, row, args.cache, args.cache.v, args.cache.v_scale, slot);
+        CTXPAR_ROLLED
+        for (int plane = 0; plane < (args.values_in_keys ? 1 : 2); ++plane) {
+            const bool values = plane == 1;
+            append_plane(values ? args.v : args.k, args.v, args.values_in_keys ? args.v.width : 0, row, args.cache,
+                         values ? args.cache.v : args.cache.k, values ? args.cache.v_scale : args.cache.k_scale, slot);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ inline constexpr unsigned metadata_threads = 256;
 // The first row of a request: the rows of all before it, each cut to what is left as write_request cuts them.
 CTXPAR_DEVICE std::int64_t first_row_of(const metadata_args& args, std::int64_t request) {
     std::int64_t row = 0;
+    CTXPAR_ROLLED
     for (std::int64_t before = 0; before < request; ++before) {
         const std::int64_t rows = args.batch.rows_of(before);
         const std::int64_t left = args.rows - row;
@@ -45,6 +46,7 @@ CTXPAR_KERNEL void metadata_kernel(Args args) {
         sync_block();
     }
     const std::int64_t end = first_row_of(args, args.batch.requests);
+    CTXPAR_ROLLED
     for (std::int64_t row = end + thread_index(); row < args.rows; row += block_threads()) write_row(args, row, -1, {});
     if (thread_index() == 0) {
         segment padding;

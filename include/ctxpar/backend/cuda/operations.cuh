@@ -86,10 +86,25 @@ bool is_aligned(const kv_plane<T>& plane, std::int64_t width) {
                                   width * size};
     return std::all_of(std::begin(bytes), std::end(bytes), [](std::int64_t x) { return x % 16 == 0; });
 }
-template <class Q, class Kv, class O>
-bool rows_are_aligned(const attend_args<Q, Kv, O, lse_base::natural>& args) {
+template <class Q, class Kv>
+bool rows_are_aligned(const attend_call<Q, Kv>& call) {
+    const auto& args = call.attend;
     return widest_piece(bytes_of(args.q)) == 16 && is_aligned(args.cache.k, args.q.width) &&
            (values_in_keys(args.cache) || is_aligned(args.cache.v, args.out.width));
+}
+
+// The rows of `to` from those of `from`, or, where rows go to places, the other way round; nothing is T{}.
+template <class T>
+move_args moved_rows(const head_view<const T>& from, const index_view& rows, const head_view<T>& to,
+                     std::int64_t count) {
+    move_args args;
+    args.from = bytes_of(from);
+    args.to = bytes_of(to);
+    args.rows = rows;
+    args.count = count;
+    const T nothing{};
+    if constexpr (sizeof(T) == sizeof(args.fill)) std::memcpy(&args.fill, &nothing, sizeof(args.fill));
+    return args;
 }
 
 // Calls use(width as a type) for `width`, of which only `Known` is compiled where it is not 0.
@@ -126,9 +141,9 @@ void for_plain_width(std::int64_t width, const Use& use) {
 } // namespace cuda
 
 template <probabilities Kept>
-template <class... Parameters, class... Arguments>
-void basic_cuda_backend<Kept>::run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Parameters...),
-                                   const Arguments&... arguments) {
+template <class... Arguments>
+void basic_cuda_backend<Kept>::run(const cuda::launch_size& size, stream_type stream, void (*kernel)(Arguments...),
+                                   const std::type_identity_t<Arguments>&... arguments) {
     state_->launches.fetch_add(1, std::memory_order_relaxed);
     cuda::launch(size, stream, kernel, arguments...);
 }
@@ -160,9 +175,11 @@ template <class E, class Kv>
 }
 
 template <probabilities Kept>
-const cuda::device_facts& basic_cuda_backend<Kept>::device() {
-    std::call_once(state_->asked, [this] { state_->device = cuda::facts_of_device(); });
-    return state_->device;
+cuda::device_facts basic_cuda_backend<Kept>::device() {
+    cuda::device_facts known = state_->device.load();
+    if (known.capability != 0) return known;
+    const cuda::device_facts found = cuda::facts_of_device();
+    return state_->device.compare_exchange_strong(known, found) ? found : known;
 }
 
 template <probabilities Kept>
@@ -186,74 +203,81 @@ basic_cuda_backend<Kept>::attend(const sized_attend_args<Q, Kv, O, lse_base::nat
                                  stream_type stream) {
     require(args.out.width <= cuda::most_value_width, "width", "values have ", args.out.width,
             " elements; the CUDA backend takes at most ", cuda::most_value_width);
-    if (args.plan.rows == 0) return;
+    if (args.plan.rows > 0) attend<QueryWidth, ValueWidth>(cuda::attend_call_of(args), stream);
+}
+
+template <probabilities Kept>
+template <std::int64_t QueryWidth, std::int64_t ValueWidth, class Q, class Kv>
+void basic_cuda_backend<Kept>::attend(const cuda::attend_call<Q, Kv>& call, stream_type stream) {
+    const auto& args = call.attend;
     constexpr int known = cuda::tile_width_of(QueryWidth, ValueWidth); // 0: not known, -1: no tiles for it
     bool done = false;
     if constexpr (cuda::fits_matrix_units<Q, Kv>) {
-        const int width = cuda::rows_are_aligned(args) ? cuda::tile_width_of(args.q.width, args.out.width) : -1;
+        const int width = cuda::rows_are_aligned(call) ? cuda::tile_width_of(args.q.width, args.out.width) : -1;
         cuda::for_width<known>(width, [&](auto found) {
             constexpr int size = decltype(found)::value;
             if constexpr (size == cuda::latent_key_width) {
-                if (values_in_keys(args.cache)) done = attend_tiles<size, cuda::latent_value_width, true>(args, stream);
+                if (values_in_keys(args.cache)) done = attend_tiles<size, cuda::latent_value_width, true>(call, stream);
             } else {
-                if (!values_in_keys(args.cache)) done = attend_tiles<size, size, false>(args, stream);
+                if (!values_in_keys(args.cache)) done = attend_tiles<size, size, false>(call, stream);
             }
         });
     }
     if (!done) {
         cuda::for_plain_width<static_cast<int>(ValueWidth)>(
-            args.out.width, [&](auto found) { attend_plain<decltype(found)::value>(args, stream); });
+            args.out.width, [&](auto found) { attend_plain<decltype(found)::value>(call, stream); });
     }
     if (args.scratch.max_splits > 1)
         run(cuda::vectors(args.plan.rows, args.out.heads), stream, cuda::combine_splits_kernel<Q>,
-            cuda::splits_call_of(cuda::attend_call_of(args)));
+            cuda::splits_call_of(call));
 }
 
 template <probabilities Kept>
-template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv, class O>
-bool basic_cuda_backend<Kept>::attend_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream) {
+template <int KeyWidth, int ValueWidth, bool SharedValues, class Q, class Kv>
+bool basic_cuda_backend<Kept>::attend_tiles(const cuda::attend_call<Q, Kv>& call, stream_type stream) {
     using weight = typename cuda::tile_layout<cuda::tiles<KeyWidth, ValueWidth, SharedValues, false, 1>, Q, Kv>::weight;
     constexpr int terms = Kept == probabilities::rounded ? 1 : (std::is_same_v<weight, bf16> ? 3 : 2);
     using few = cuda::tiles<KeyWidth, ValueWidth, SharedValues, false, terms>;
     using many = cuda::tiles<KeyWidth, ValueWidth, SharedValues, true, terms>;
-    const std::int64_t group = args.q.heads / args.cache.kv_heads;
-    const bool wants_many = group * args.plan.rows_per_request > few::shape.rows();
-    if (wants_many && launch_tiles<many>(args, stream)) return true;
-    return launch_tiles<few>(args, stream);
+    const std::int64_t group = call.attend.q.heads / call.attend.cache.kv_heads;
+    const bool wants_many = group * call.attend.plan.rows_per_request > few::shape.rows();
+    if (wants_many && launch_tiles<many>(call, stream)) return true;
+    return launch_tiles<few>(call, stream);
 }
 
 template <probabilities Kept>
-template <class Tiles, class Q, class Kv, class O>
-bool basic_cuda_backend<Kept>::launch_tiles(const attend_args<Q, Kv, O, lse_base::natural>& args, stream_type stream) {
+template <class Tiles, class Q, class Kv>
+bool basic_cuda_backend<Kept>::launch_tiles(const cuda::attend_call<Q, Kv>& call, stream_type stream) {
     using layout = cuda::tile_layout<Tiles, Q, Kv>;
     constexpr cuda::tile_shape shape = Tiles::shape;
-    const cuda::device_limits limits = cuda::limits_of(device().capability);
+    const cuda::device_facts facts = device();
+    const cuda::device_limits limits = cuda::limits_of(facts.capability);
     const int stages = cuda::stages_for(limits, layout::stages, layout::stage_bytes, shape.max_stages);
     if (stages == 0) return false;
     const int shared = layout::stages + stages * layout::stage_bytes;
+    const auto& args = call.attend;
     const std::int64_t group = args.q.heads / args.cache.kv_heads;
     const std::int64_t row_items = args.plan.rows * group / shape.rows() + args.plan.segments;
     const std::int64_t pieces = row_items * args.cache.kv_heads * std::max<std::int64_t>(1, args.scratch.max_splits);
     const std::int64_t at_once =
-        std::int64_t{device().processors} * std::max(1, limits.shared_per_processor / (shared + 1024));
+        std::int64_t{facts.processors} * std::max(1, limits.shared_per_processor / (shared + 1024));
     const cuda::launch_size size{static_cast<unsigned>(std::min(pieces, at_once)), 1,
                                  static_cast<unsigned>(shape.threads()), static_cast<std::size_t>(shared)};
     const auto kernel = cuda::attend_tiles_kernel<Tiles, Q, Kv>;
     cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                 "cudaFuncSetAttribute");
-    run(size, stream, kernel, cuda::attend_call_of(args), stages);
+    run(size, stream, kernel, call, stages);
     return true;
 }
 
 template <probabilities Kept>
-template <int Columns, class Q, class Kv, class O>
-[[gnu::used]] void basic_cuda_backend<Kept>::attend_plain(const attend_args<Q, Kv, O, lse_base::natural>& args,
-                                                          stream_type stream) {
+template <int Columns, class Q, class Kv>
+void basic_cuda_backend<Kept>::attend_plain(const cuda::attend_call<Q, Kv>& call, stream_type stream) {
+    const auto& args = call.attend;
     const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(args.q.heads, 1, 8));
     const cuda::launch_size size{cuda::blocks_for_pieces(args.plan.rows),
                                  cuda::blocks_for_pieces(args.scratch.max_splits), warps * cuda::warp_size};
-    run(size, stream, cuda::attend_plain_kernel<Columns, Q, Kv>, cuda::attend_call_of(args),
-        cuda::rows_are_aligned(args));
+    run(size, stream, cuda::attend_plain_kernel<Columns, Q, Kv>, call, cuda::rows_are_aligned(call));
 }
 
 template <probabilities Kept>
@@ -313,35 +337,15 @@ template <class P, lse_base Base>
     run(cuda::vectors(out.rows, out.heads), stream, cuda::pack_kernel<P, Base>, out, lse_in, packed);
 }
 
+// Widths between those that are compiled are rare, and moved in narrower pieces.
 template <probabilities Kept>
-template <class T>
-[[gnu::used]] void basic_cuda_backend<Kept>::move(const head_view<const T>& from, std::int64_t first_head,
-                                                  const index_view& rows, bool places, std::int64_t count,
-                                                  const head_view<T>& to, stream_type stream) {
-    if (count == 0) return;
-    cuda::move_args args;
-    args.from = cuda::bytes_of(from);
-    args.to = cuda::bytes_of(to);
-    args.rows = rows;
-    args.move = places ? cuda::row_move::place : cuda::row_move::take;
-    args.count = count;
-    args.first_head = first_head;
-    const T nothing{};
-    if constexpr (sizeof(T) == sizeof(args.fill)) std::memcpy(&args.fill, &nothing, sizeof(args.fill));
+void basic_cuda_backend<Kept>::move(const cuda::move_args& args, stream_type stream) {
+    if (args.count == 0) return;
     const std::int64_t piece = std::min(cuda::widest_piece(args.from), cuda::widest_piece(args.to));
-    const cuda::launch_size size{cuda::blocks_for_pieces(count), 1, cuda::vector_threads};
-    switch (piece) {
-    case 16:
-        return run(size, stream, cuda::move_rows_kernel<16>, args);
-    case 8:
-        return run(size, stream, cuda::move_rows_kernel<8>, args);
-    case 4:
-        return run(size, stream, cuda::move_rows_kernel<4>, args);
-    case 2:
-        return run(size, stream, cuda::move_rows_kernel<2>, args);
-    default:
-        return run(size, stream, cuda::move_rows_kernel<1>, args);
-    }
+    const auto kernel = piece >= 16  ? cuda::move_rows_kernel<16>
+                        : piece >= 4 ? cuda::move_rows_kernel<4>
+                                     : cuda::move_rows_kernel<1>;
+    run({cuda::blocks_for_pieces(args.count), 1, cuda::vector_threads}, stream, kernel, args);
 }
 
 template <probabilities Kept>
@@ -349,7 +353,9 @@ template <class From, class To>
 [[gnu::used]] void basic_cuda_backend<Kept>::copy(const head_view<const From>& from, std::int64_t first_head,
                                                   const head_view<To>& to, stream_type stream) {
     if constexpr (std::is_same_v<From, To>) {
-        move(from, first_head, {}, false, to.rows, to, stream);
+        cuda::move_args args = cuda::moved_rows(from, {}, to, to.rows);
+        args.first_head = first_head;
+        move(args, stream);
     } else if (to.rows > 0) {
         run(cuda::vectors(to.rows, to.heads), stream, cuda::convert_kernel<From, To>, from, first_head, to);
     }
@@ -359,20 +365,22 @@ template <probabilities Kept>
 template <class T>
 [[gnu::used]] void basic_cuda_backend<Kept>::copy_rows(const head_view<const T>& from, const index_view& rows,
                                                        const head_view<T>& to, stream_type stream) {
-    move(from, 0, rows, false, to.rows, to, stream);
+    move(cuda::moved_rows(from, rows, to, to.rows), stream);
 }
 
 template <probabilities Kept>
 template <class T>
 [[gnu::used]] void basic_cuda_backend<Kept>::place_rows(const head_view<const T>& from, const index_view& rows,
                                                         const head_view<T>& to, stream_type stream) {
-    move(from, 0, rows, true, from.rows, to, stream);
+    cuda::move_args args = cuda::moved_rows(from, rows, to, from.rows);
+    args.move = cuda::row_move::place;
+    move(args, stream);
 }
 
 template <probabilities Kept>
 template <class T>
 [[gnu::used]] void basic_cuda_backend<Kept>::clear_rows(const head_view<T>& to, stream_type stream) {
-    move(head_view<const T>{}, 0, {}, false, to.rows, to, stream);
+    move(cuda::moved_rows(head_view<const T>{}, {}, to, to.rows), stream);
 }
 
 template <probabilities Kept>

@@ -38,6 +38,27 @@ CTXPAR_DEVICE void each_piece_of(std::int64_t width, std::uintptr_t bits, const 
     for (std::int64_t d = lane_index(); d < width; d += warp_size) use(std::integral_constant<int, 1>{}, d);
 }
 
+// One number in fp32, and rounded to T, by the machine's own conversions where it has them: they are much shorter than
+// those in plain C++. A NaN stays one, its other bits may change.
+template <class T>
+CTXPAR_DEVICE float widened(T number) {
+    if constexpr (sizeof(T) == 2) {
+        return unpack_pair<T>(number.bits).low;
+    } else if constexpr (sizeof(T) == 1) {
+        return unpack_pair<f16>(widen_pair<f16, T>(number.bits)).low;
+    } else {
+        return number;
+    }
+}
+template <class T>
+CTXPAR_DEVICE T rounded_to(float number) {
+    if constexpr (sizeof(T) == 2) {
+        return T::from_bits(static_cast<std::uint16_t>(pack_pair<T>(number, 0.0F) & 0xffffU));
+    } else {
+        return static_cast<T>(number);
+    }
+}
+
 // V elements as fp32 numbers.
 template <int V>
 struct piece_of_floats {
@@ -53,7 +74,8 @@ CTXPAR_DEVICE float element_of(const chunk16& chunk, int i) {
         const float_pair pair = unpack_pair<T>(chunk.words[i / 2]);
         return i % 2 == 0 ? pair.low : pair.high;
     } else {
-        return static_cast<float>(T::from_bits(static_cast<std::uint8_t>(chunk.words[i / 4] >> (i % 4 * 8))));
+        const float_pair pair = unpack_pair<f16>(widen_pair<f16, T>(chunk.words[i / 4] >> (i % 4 / 2 * 16) & 0xffffU));
+        return i % 2 == 0 ? pair.low : pair.high;
     }
 }
 
@@ -75,7 +97,7 @@ CTXPAR_DEVICE piece_of_floats<V> read_piece(const T* place) {
         piece.at[1] = pair.high;
     } else {
         CTXPAR_UNROLL_ALL
-        for (int i = 0; i < V; ++i) piece.at[i] = static_cast<float>(place[i]);
+        for (int i = 0; i < V; ++i) piece.at[i] = widened(place[i]);
     }
     return piece;
 }
@@ -104,7 +126,7 @@ CTXPAR_DEVICE void write_piece(T* place, const piece_of_floats<V>& piece) {
             *reinterpret_cast<std::uint32_t*>(place + i) = pack_pair<T>(piece.at[i], piece.at[i + 1]);
     } else {
         CTXPAR_UNROLL_ALL
-        for (int i = 0; i < V; ++i) place[i] = static_cast<T>(piece.at[i]);
+        for (int i = 0; i < V; ++i) place[i] = rounded_to<T>(piece.at[i]);
     }
 }
 

@@ -33,10 +33,16 @@ CTXPAR_DEVICE void sum_over_threads(const Block& b, typename Block::rows& state)
     }
 }
 
+// What belongs to one of a thread's two rows. An index that is not a constant would put registers into local memory.
+CTXPAR_DEVICE float of_half(int half, float first, float second) {
+    return half == 0 ? first : second;
+}
+
 // The thread's columns of one row, in fp32 or, where `narrow` is not null, there in the queries' type.
 template <class Block>
 CTXPAR_DEVICE void write_columns(const Block& b, float* wide, typename Block::query* narrow,
                                  const typename Block::rows& state, int half, float share) {
+    using query = typename Block::query;
     constexpr int value_tiles = Block::shape.value_tiles();
     const int first = b.column() * value_tiles * 8 + b.lane % 4 * 2;
     // Distances from the first column are constants: columns themselves would be kept in registers all the time.
@@ -45,16 +51,16 @@ CTXPAR_DEVICE void write_columns(const Block& b, float* wide, typename Block::qu
     narrow += narrow == nullptr ? 0 : first;
     CTXPAR_UNROLL_ALL
     for (int n = 0; n < value_tiles; ++n) {
-        CTXPAR_UNROLL_ALL
-        for (int e = 0; e < 2; ++e) {
-            const int d = n * 8 + e;
-            if (d >= left) continue;
-            const float value = state.out[n].at[2 * half + e] * share;
-            if (narrow != nullptr) {
-                narrow[d] = static_cast<typename Block::query>(value);
-            } else {
-                wide[d] = value;
-            }
+        const float low = of_half(half, state.out[n].at[0], state.out[n].at[2]) * share;
+        const float high = of_half(half, state.out[n].at[1], state.out[n].at[3]) * share;
+        const int d = n * 8;
+        if (narrow != nullptr) {
+            const std::uint32_t pair = pack_pair<query>(low, high);
+            if (d < left) narrow[d] = query::from_bits(static_cast<std::uint16_t>(pair & 0xffffU));
+            if (d + 1 < left) narrow[d + 1] = query::from_bits(static_cast<std::uint16_t>(pair >> 16));
+        } else {
+            if (d < left) wide[d] = low;
+            if (d + 1 < left) wide[d + 1] = high;
         }
     }
 }
@@ -65,9 +71,11 @@ CTXPAR_DEVICE void write_row(const Block& b, const typename Block::rows& state, 
     const std::int64_t packed = b.item().first + b.row_of(half);
     const std::int64_t row = b.item().run.first_row + packed / b.group;
     const std::int64_t head = b.item().kv_head * b.group + packed % b.group;
-    const bool nothing = state.sum[half] == 0.0F;
-    const float share = nothing ? 0.0F : 1.0F / state.sum[half];
-    const natural_lse lse_value{nothing ? -float_infinity : state.max[half] + logf(state.sum[half])};
+    const float sum = of_half(half, state.sum[0], state.sum[1]);
+    const bool nothing = sum == 0.0F;
+    const float share = nothing ? 0.0F : 1.0F / sum;
+    const float max = of_half(half, state.max[0], state.max[1]);
+    const natural_lse lse_value{nothing ? -float_infinity : max + logf(sum)};
     const bool split = b.item().run.splits() > 1;
     std::int64_t at = args.out.offset(row, head);
     natural_lse* lse_at = args.lse_out.at(row, head);
@@ -81,10 +89,11 @@ CTXPAR_DEVICE void write_row(const Block& b, const typename Block::rows& state, 
     if (b.column() == 0 && b.lane % 4 == 0) *lse_at = lse_value;
 }
 
+// The code of a row is long, so that it is there once for both.
 template <class Block>
 CTXPAR_DEVICE void write_results(const Block& b, typename Block::rows& state) {
     sum_over_threads(b, state);
-    CTXPAR_UNROLL_ALL
+    CTXPAR_ROLLED
     for (int half = 0; half < 2; ++half) {
         if (b.row_of(half) < b.item().count) write_row(b, state, half);
     }
