@@ -357,7 +357,7 @@ void check_apart(plain::attend_case<T, T>& given, std::int64_t at, bool in_value
 
 } // namespace
 
-TEST_CASE("Blocks of pairs that share a tile keep apart what they see") {
+TEST_CASE("Pairs that share keys keep apart what they see") {
     in_each_type([](auto type) {
         using attend_case = case_of<decltype(type)>;
         for (const std::int64_t width : both_ways) {
@@ -371,6 +371,10 @@ TEST_CASE("Blocks of pairs that share a tile keep apart what they see") {
             check_everywhere(attend_case(sizes, {moving_windows()}, course::rising, 70));
             given.options.soft_cap = 0.3F;
             check_everywhere(given);
+            const attend_request few{300, {interval(0, 200), interval(100, 300)}};
+            attend_case streamed(wide(width, 1, 6), {few}, course::random, 71);
+            for (const std::int64_t at : {3, 50, 130, 250, 283})
+                for (const bool in_values : {false, true}) check_apart(streamed, at, in_values);
         }
     });
 }
