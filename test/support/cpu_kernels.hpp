@@ -16,9 +16,9 @@
     prefix template widen_function<f16> widen_of<f16>(isa);                                                            \
     prefix template widen_function<fp8_e4m3> widen_of<fp8_e4m3>(isa);                                                  \
     prefix template widen_function<fp8_e5m2> widen_of<fp8_e5m2>(isa);                                                  \
-    prefix template amx_kernels<bf16> amx_kernels_of<bf16>();                                                          \
-    prefix template amx_kernels<fp8_e4m3> amx_kernels_of<fp8_e4m3>();                                                  \
-    prefix template amx_kernels<fp8_e5m2> amx_kernels_of<fp8_e5m2>();                                                  \
+    prefix template amx_kernels<bf16> amx_kernels_of<bf16>(bool);                                                      \
+    prefix template amx_kernels<fp8_e4m3> amx_kernels_of<fp8_e4m3>(bool);                                              \
+    prefix template amx_kernels<fp8_e5m2> amx_kernels_of<fp8_e5m2>(bool);                                              \
     prefix template combine_function<float, float> combine_of<float, float>(isa);                                      \
     prefix template combine_function<float, bf16> combine_of<float, bf16>(isa);                                        \
     prefix template combine_function<float, f16> combine_of<float, f16>(isa);                                          \
