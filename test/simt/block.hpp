@@ -54,7 +54,21 @@ struct thread_position {
     extent grid_size;
     unsigned rank = 0; // of the thread in its block, x fastest
 };
-const thread_position& position();
+namespace detail {
+
+// Of the block that this OS thread runs, and its thread that is running.
+struct running_block {
+    const thread_position* at = nullptr;
+    std::byte* shared = nullptr;
+    std::size_t shared_bytes = 0;
+};
+inline constinit thread_local running_block here;
+
+} // namespace detail
+
+inline const thread_position& position() {
+    return *detail::here.at;
+}
 
 // All threads of the block that have not exited (`threads` 0), or that many of them, meet at barrier `id` (0..15).
 void barrier(unsigned id, unsigned threads, const char* what,
@@ -73,8 +87,12 @@ void sync_warp(const std::source_location& where = std::source_location::current
 void yield();
 
 // The block's shared memory, aligned to 1,024 bytes; every byte is 0xff when the block starts.
-std::byte* shared_memory();
-std::size_t shared_bytes();
+inline std::byte* shared_memory() {
+    return detail::here.shared;
+}
+inline std::size_t shared_bytes() {
+    return detail::here.shared_bytes;
+}
 
 // An asynchronous copy into shared memory: its place is NaN until the thread has waited for it. Copies since the last
 // commit are a group; wait_copies(n) ends all of the thread's groups but the last n.
@@ -83,17 +101,27 @@ void commit_copies();
 void wait_copies(unsigned groups);
 
 // Whether [place, place + bytes) lies in the block's shared memory.
-bool is_shared(const void* place, std::size_t bytes);
+inline bool is_shared(const void* place, std::size_t bytes) {
+    const auto* const first = static_cast<const std::byte*>(place);
+    return first >= shared_memory() && bytes <= shared_bytes() &&
+           static_cast<std::size_t>(first - shared_memory()) <= shared_bytes() - bytes;
+}
 
 // What kernels of this OS thread have read and written in wide pieces, since it was last set to zero.
 struct traffic {
     std::uint64_t bytes_read = 0;
     std::uint64_t bytes_written = 0;
 };
-traffic& counters();
+inline traffic& counters() {
+    constinit thread_local traffic counted;
+    return counted;
+}
 
 // Ends the run: run_grid throws fault with this text, which should say what and where.
 [[noreturn]] void raise_fault(const std::string& text);
+// The same for an access that `what` names.
+[[noreturn]] void raise_misaligned(const char* what, std::size_t bytes, const std::source_location& where);
+[[noreturn]] void raise_outside_shared(const char* what, const std::source_location& where);
 
 // "thread 5 (warp 0, lane 5) of block 2 at kernel.cuh:17"
 std::string describe_here(const std::source_location& where);

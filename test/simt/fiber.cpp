@@ -1,5 +1,6 @@
 #include "fiber.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <utility>
@@ -30,29 +31,43 @@ fiber_stack::fiber_stack() {
     if (place == MAP_FAILED || mprotect(place, page, PROT_NONE) != 0) std::abort();
     mapped_ = static_cast<std::byte*>(place);
     bottom_ = mapped_ + page;
+    constexpr std::size_t step = 128;
+    static std::atomic<std::size_t> num_stacks = 0;
+    spread_ = num_stacks++ % (spread_bytes / step) * step;
 }
 
 fiber_stack::~fiber_stack() {
     munmap(mapped_, usable_bytes + static_cast<std::size_t>(bottom_ - mapped_));
 }
 
-stack_pool& stack_pool::of_this_thread() {
-    thread_local stack_pool pool;
+stack_pool& stack_pool::shared() {
+    static auto& pool = *new stack_pool; // OS threads may end later than static objects
     return pool;
 }
 
-std::unique_ptr<fiber_stack> stack_pool::take() {
-    if (free_.empty() || races::are_looked_for) return std::make_unique<fiber_stack>(); // new to the sanitizer too
-    std::unique_ptr<fiber_stack> stack = std::move(free_.back());
-    free_.pop_back();
-    return stack;
+stack_pool::stacks stack_pool::take(std::size_t count) {
+    stacks taken;
+    taken.reserve(count);
+    const std::lock_guard lock(mutex_);
+    while (taken.size() < count && !free_.empty()) {
+        taken.push_back(std::move(free_.back()));
+        free_.pop_back();
+    }
+    while (taken.size() < count) taken.push_back(std::make_unique<fiber_stack>());
+    return taken;
 }
 
-void stack_pool::give(std::unique_ptr<fiber_stack> stack) {
+void stack_pool::give(stacks given, [[maybe_unused]] bool given_up) {
+    if (races::are_looked_for) return; // a stack that is mapped anew is new to the sanitizer too
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(stack->bottom(), fiber_stack::usable_bytes); // a fiber may have been given up
+    if (given_up) // what the functions in which it was have poisoned
+        for (const auto& stack : given) __asan_unpoison_memory_region(stack->bottom(), fiber_stack::usable_bytes);
 #endif
-    if (!races::are_looked_for) free_.push_back(std::move(stack));
+    const std::lock_guard lock(mutex_);
+    while (!given.empty()) { // the first one is the first to be taken again
+        free_.push_back(std::move(given.back()));
+        given.pop_back();
+    }
 }
 
 #if SIMT_USES_UCONTEXT
@@ -62,8 +77,9 @@ struct context::machine_state {
 #else
 struct context::machine_state {};
 
-// Saves the registers that a call must keep, changes stacks, and goes on where the other one was left. It ends in a
-// jump and not in a return, which the processor would predict wrongly every time.
+// Saves the registers that a call must keep, changes stacks, and goes on where the other one was left. It returns, and
+// does not jump: contexts are mostly left in the same place, by the same calls, so that the processor expects this
+// return and those behind it where they go. After a jump it would be one return behind, and wrong at every one of them.
 asm(R"(
 .text
 .p2align 4
@@ -83,8 +99,7 @@ simt_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    popq %rcx
-    jmp *%rcx
+    ret
 .size simt_switch, .-simt_switch
 )");
 extern "C" void simt_switch(void** save, void* load) asm("simt_switch");
@@ -96,8 +111,9 @@ struct fiber_entry {
         context::begin(reinterpret_cast<context*>(static_cast<std::uintptr_t>(high) << 32 | low));
     }
 #else
-    // The first thing on a new stack: what to run was put into a register that a switch keeps.
-    static void run() {
+    // The first thing on a new stack: what to run was put into a register that a switch keeps. Like a fiber's last
+    // call, it does not come back, of which the address sanitizer need not know.
+    __attribute__((no_sanitize("address"))) static void run() {
         context* self = nullptr;
         asm volatile("movq %%rbx, %0" : "=r"(self));
         context::begin(self);
@@ -111,8 +127,15 @@ context::~context() {
 }
 
 void context::start(fiber_stack& stack, void (*run)(void*), void* argument) {
+#if defined(__SANITIZE_ADDRESS__)
+    // What the functions with which the last fiber on this stack ended have poisoned.
+    constexpr std::size_t used = 2 * fiber_stack::spread_bytes;
+    __asan_unpoison_memory_region(stack.top() - used, used);
+#endif
     run_ = run;
     argument_ = argument;
+    fake_stack_ = nullptr;
+    if (owns_race_fiber_) races::destroy_fiber(race_fiber_);
     race_fiber_ = races::create_fiber();
     owns_race_fiber_ = true;
     stack_bottom_ = stack.bottom();
@@ -121,14 +144,14 @@ void context::start(fiber_stack& stack, void (*run)(void*), void* argument) {
     state_ = std::make_unique<machine_state>();
     getcontext(&state_->registers);
     state_->registers.uc_stack.ss_sp = stack.bottom();
-    state_->registers.uc_stack.ss_size = fiber_stack::usable_bytes;
+    state_->registers.uc_stack.ss_size = static_cast<std::size_t>(stack.begin() - stack.bottom());
     state_->registers.uc_link = nullptr;
     const auto self = reinterpret_cast<std::uintptr_t>(this);
     makecontext(&state_->registers, reinterpret_cast<void (*)()>(&fiber_entry::run), 2,
                 static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
 #else
     // As simt_switch leaves a stack: six registers and where to go on; then the stack as a call would find it.
-    auto* top = reinterpret_cast<std::uintptr_t*>(stack.top());
+    auto* top = reinterpret_cast<std::uintptr_t*>(stack.begin());
     *--top = 0; // no one to return to
     *--top = reinterpret_cast<std::uintptr_t>(&fiber_entry::run);
     for (int i = 0; i < 6; ++i) *--top = 0;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace simt {
@@ -20,21 +21,30 @@ public:
 
     std::byte* bottom() const { return bottom_; }
     std::byte* top() const { return bottom_ + usable_bytes; }
+    // Where a fiber begins: a little below the top, at most `spread_bytes`, and differently for stacks that follow each
+    // other, so that what all of them use most does not share a few lines of the processor's cache.
+    std::byte* begin() const { return top() - spread_; }
+    static constexpr std::size_t spread_bytes = 4096;
 
 private:
     std::byte* mapped_;
     std::byte* bottom_;
+    std::size_t spread_;
 };
 
-// Stacks that are used again, one pool for each OS thread.
+// Stacks that are used again, by all OS threads: those that stand for ranks come and go.
 class stack_pool {
 public:
-    static stack_pool& of_this_thread();
-    std::unique_ptr<fiber_stack> take();
-    void give(std::unique_ptr<fiber_stack> stack);
+    using stacks = std::vector<std::unique_ptr<fiber_stack>>;
+
+    static stack_pool& shared();
+    stacks take(std::size_t count);
+    // `given_up`: on some of them a fiber was left that did not come to its end.
+    void give(stacks given, bool given_up = false);
 
 private:
-    std::vector<std::unique_ptr<fiber_stack>> free_;
+    std::mutex mutex_;
+    stacks free_;
 };
 
 // Where control is kept while it is elsewhere: that of a fiber, or of the OS thread that runs fibers.
@@ -50,8 +60,9 @@ public:
 
     // Leaves this context, which is running, and goes on where `to` was left.
     void leave_to(context& to) { leave(to, false); }
-    // The same for a fiber that is never entered again.
-    [[noreturn]] void leave_for_good(context& to);
+    // The same for a fiber that is never entered again. It does not come back, but is not declared so: the address
+    // sanitizer does a lot before such a call.
+    void leave_for_good(context& to);
 
 private:
     struct machine_state;

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <thread>
 #include <vector>
 
 using namespace simt;
@@ -48,14 +50,13 @@ struct ring {
 } // namespace
 
 TEST_CASE("fibers take turns, and keep what they have on their stacks") {
-    stack_pool& pool = stack_pool::of_this_thread();
+    stack_pool& pool = stack_pool::shared();
     ring all;
-    std::vector<std::unique_ptr<fiber_stack>> stacks;
+    stack_pool::stacks stacks = pool.take(num_fibers);
     for (int i = 0; i < num_fibers; ++i) {
-        stacks.push_back(pool.take());
         all.starts[static_cast<std::size_t>(i)] = {&all, i};
         all.fibers[static_cast<std::size_t>(i)].start(
-            *stacks.back(),
+            *stacks[static_cast<std::size_t>(i)],
             [](void* of) { static_cast<ring::start*>(of)->all->turn(static_cast<ring::start*>(of)->index); },
             &all.starts[static_cast<std::size_t>(i)]);
     }
@@ -68,16 +69,34 @@ TEST_CASE("fibers take turns, and keep what they have on their stacks") {
     }
     REQUIRE(all.order.size() == num_fibers * num_rounds);
     for (std::size_t i = 0; i < all.order.size(); ++i) CHECK(all.order[i] == static_cast<int>(i % num_fibers));
-    for (auto& stack : stacks) pool.give(std::move(stack));
+    pool.give(std::move(stacks));
 }
 
-TEST_CASE("a stack is used again") {
-    stack_pool& pool = stack_pool::of_this_thread();
-    auto first = pool.take();
-    const fiber_stack* const place = first.get();
+TEST_CASE("stacks are used again, by other OS threads too") {
+    stack_pool& pool = stack_pool::shared();
+    stack_pool::stacks first = pool.take(2);
+    const fiber_stack* const places[] = {first[0].get(), first[1].get()};
+    CHECK(places[0] != places[1]);
     pool.give(std::move(first));
-    auto second = pool.take();
-    CHECK(second.get() == place);
-    CHECK(second->top() - second->bottom() == static_cast<std::ptrdiff_t>(fiber_stack::usable_bytes));
-    pool.give(std::move(second));
+    std::thread other([&] {
+        stack_pool::stacks second = pool.take(3);
+        CHECK(second[0].get() == places[0]);
+        CHECK(second[1].get() == places[1]);
+        pool.give(std::move(second));
+    });
+    other.join();
+}
+
+TEST_CASE("a fiber begins below the top of its stack, which is all its own") {
+    stack_pool::stacks stacks = stack_pool::shared().take(40);
+    std::set<std::ptrdiff_t> distances;
+    for (const auto& stack : stacks) {
+        CHECK(stack->top() - stack->bottom() == static_cast<std::ptrdiff_t>(fiber_stack::usable_bytes));
+        CHECK(stack->begin() <= stack->top());
+        CHECK(stack->top() - stack->begin() < static_cast<std::ptrdiff_t>(fiber_stack::spread_bytes));
+        CHECK(reinterpret_cast<std::uintptr_t>(stack->begin()) % 64 == 0);
+        distances.insert(stack->top() - stack->begin());
+    }
+    CHECK(distances.size() > 1);
+    stack_pool::shared().give(std::move(stacks));
 }
