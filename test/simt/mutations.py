@@ -143,7 +143,7 @@ class Builder:
         run = ["setarch", "-R", program] if races else [program]
         settings = dict(os.environ, TSAN_OPTIONS="ignore_interceptors_accesses=1 halt_on_error=1")
         try:
-            return subprocess.run(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600,
+            return subprocess.run(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=200,
                                   env=settings).returncode
         except subprocess.TimeoutExpired:
             return -1
