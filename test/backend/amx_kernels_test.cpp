@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <support/instruction_sets.hpp>
@@ -49,6 +50,8 @@ struct weighing {
     std::vector<float> value_factors = std::vector<float>(cpu::amx_keys * cpu::few_pairs);
     alignas(64) bf16 terms[cpu::amx_terms * cpu::amx_keys * cpu::amx_side] = {};
     alignas(64) float keep[cpu::amx_side] = {};
+    alignas(64) float reference[cpu::amx_side] = {};
+    alignas(64) float sums[cpu::amx_side] = {};
     cpu::tile_softmax state = cpu::tile_softmax::none();
     nothing_ahead none;
 
@@ -75,16 +78,25 @@ struct weighing {
                static_cast<double>(factors[t / cpu::tile_keys].key[t % cpu::tile_keys]);
     }
     cpu::amx_weights args() {
-        return {scores.data(), mask[0], factors, cpu::amx_side, terms, keep, key_factors.data(), value_factors.data()};
+        return {scores.data(), mask[0],   factors, cpu::amx_side,      terms,
+                keep,          reference, sums,    key_factors.data(), value_factors.data()};
     }
 };
 
+void weigh(weighing& given, bool few) {
+    const cpu::amx_weights args = given.args();
+    if (few) {
+        cpu::scan_few(args, given.state);
+        cpu::weigh_few(args, given.state, given.none.ahead);
+    } else {
+        cpu::scan_amx(args, given.state);
+        cpu::weigh_amx(args, given.state, given.none.ahead);
+    }
+}
+
 void check_weights(weighing& given, bool few) {
     const weighing before = given;
-    if (few)
-        cpu::weigh_few(given.args(), given.state, given.none.ahead);
-    else
-        cpu::weigh_amx(given.args(), given.state, given.none.ahead);
+    weigh(given, few);
     cpu::amx_group group{};
     group.few = few;
     group.lanes = cpu::amx_side;
@@ -127,6 +139,35 @@ TEST_CASE("Columns of rows become rows, whatever the width") {
                 wrong += to[static_cast<std::size_t>(at)].bits == rows[static_cast<std::size_t>(t)][d].bits ? 0 : 1;
             }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("What scores are relative to stays until one is far above it") {
+    if (!cpu::has(cpu::isa::amx)) return;
+    for (const bool few : {false, true}) {
+        CAPTURE(few);
+        for (const auto& [rise, follows] : {std::pair{5.0F, false}, {6.0F, true}, {-3.0F, false}}) {
+            CAPTURE(rise);
+            weighing given(5);
+            for (auto& half : given.mask) std::fill_n(half, cpu::tile_pairs, ~0U);
+            std::fill(given.scores.begin(), given.scores.end(), 0.0F);
+            for (cpu::tile_factors& half : given.factors) std::fill_n(half.key, cpu::tile_keys, 1.0F);
+            std::fill(given.key_factors.begin(), given.key_factors.end(), 1.0F);
+            weigh(given, few); // all weights are 1
+            weighing next = given;
+            for (std::int64_t i = 0; i < cpu::amx_side; ++i) {
+                for (std::int64_t t = 0; t < cpu::amx_keys; ++t)
+                    next.scores[static_cast<std::size_t>(t * cpu::amx_side + i)] = t == 7 ? rise : -1e30F;
+            }
+            weigh(next, few);
+            const double expected = 64.0 + std::exp(static_cast<double>(rise));
+            for (std::int64_t i = 0; i < cpu::few_pairs; ++i) {
+                CHECK(next.state.max[i] == (follows ? rise : 0.0F));
+                CHECK((next.keep[i] == 1.0F) == !follows);
+                CHECK(static_cast<double>(next.state.sum[i]) * std::exp(static_cast<double>(next.state.max[i])) ==
+                      doctest::Approx(expected).epsilon(1e-5));
+            }
+        }
     }
 }
 

@@ -29,12 +29,12 @@ TEST_CASE("Every line of what is ahead is asked for once, in all places at a tim
         std::map<std::ptrdiff_t, int> asked;
         std::vector<std::ptrdiff_t> lines;
         const auto note = [&](const char* at) { lines.push_back(at - memory.data()); };
-        for (int turn = 0; ahead.next(note); ++turn) {
+        for (std::int64_t round = 0; ahead.go_on(1, note); ++round) {
             REQUIRE(lines.size() == static_cast<std::size_t>(places));
             for (const std::ptrdiff_t at : lines) {
                 ++asked[at];
                 // Keys and values take turns as long as there are both.
-                if (keys == values) CHECK((at < keys * bytes) == (turn % 2 == 0));
+                if (keys == values) CHECK((at < keys * bytes) == (round / cpu::stream_ahead::lines % 2 == 0));
             }
             if (keys >= places) CHECK(std::is_sorted(lines.begin(), lines.end()));
             lines.clear();
@@ -44,6 +44,28 @@ TEST_CASE("Every line of what is ahead is asked for once, in all places at a tim
             CHECK(at % 64 == 0);
             CHECK(times == 1);
         }
+    }
+}
+
+TEST_CASE("Many rounds at once ask for what single ones ask for") {
+    constexpr std::int64_t places = cpu::stream_ahead::places;
+    constexpr std::int64_t bytes = 320;
+    constexpr std::int64_t each = 3;
+    std::vector<char> memory(2 * places * each * bytes);
+    std::vector<const char*> pieces;
+    for (std::int64_t i = 0; i < 2 * places * each; ++i) pieces.push_back(memory.data() + i * bytes);
+    for (const std::int64_t rounds : {1, 3, 4, 7, 100}) {
+        CAPTURE(rounds);
+        cpu::stream_ahead ahead({pieces.data(), each, bytes}, {pieces.data() + places * each, each, bytes});
+        std::vector<std::ptrdiff_t> lines;
+        while (ahead.go_on(rounds, [&](const char* at) { lines.push_back(at - memory.data()); })) {
+        }
+        std::vector<std::ptrdiff_t> expected;
+        cpu::stream_ahead alone({pieces.data(), each, bytes}, {pieces.data() + places * each, each, bytes});
+        while (alone.go_on(1, [&](const char* at) { expected.push_back(at - memory.data()); })) {
+        }
+        CHECK(lines == expected);
+        CHECK(lines.size() == memory.size() / cpu::stream_ahead::line);
     }
 }
 

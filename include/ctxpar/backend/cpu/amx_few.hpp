@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include <ctxpar/backend/cpu/amx.hpp>
 #include <ctxpar/backend/cpu/amx_kernels.hpp>
@@ -75,8 +76,9 @@ CTXPAR_INLINE void few_scores(const amx_weights& step, std::int64_t t, floats<16
     score *= factor;
 }
 
-// Scores, two keys to a vector, [amx_keys / 2][16]; `largest` rises to the largest; NaN is passed over.
-CTXPAR_INLINE void few_scale(const amx_weights& step, float* scaled, floats<16>& largest) {
+// Scores come to lie two keys to a vector, [amx_keys / 2][16], at the front of where they lay; `largest` rises to the
+// largest; NaN is passed over.
+CTXPAR_INLINE void few_scale(const amx_weights& step, floats<16>& largest) {
     floats<16> nothing;
     fill<16>(-float_infinity, nothing);
     floats<16> most[2] = {largest, largest};
@@ -96,7 +98,7 @@ CTXPAR_INLINE void few_scale(const amx_weights& step, float* scaled, floats<16>&
                 few_scores(step, half * tile_keys + t + 2 * x, score);
                 if (all != ~0U) select<16>((bits & (1U << (t + 2 * x))) != 0, score, nothing, score);
                 select<16>(score > most[x], score, most[x], most[x]);
-                store<16>(score, scaled + (half * tile_keys + t + 2 * x) * few_pairs);
+                store<16>(score, step.scores + (half * tile_keys + t + 2 * x) * few_pairs);
             }
         }
     }
@@ -135,11 +137,10 @@ CTXPAR_INLINE void few_store(const words<16> (&term)[8], bf16* to) {
     }
 }
 
-CTXPAR_TARGET_AVX512 inline void weigh_few(const amx_weights& step, tile_softmax& state, const amx_ahead& ahead) {
-    alignas(64) float scaled[amx_keys * few_pairs];
+CTXPAR_TARGET_AVX512 inline void scan_few(const amx_weights& step, tile_softmax& state) {
     floats<16> largest;
     load_two(state.max, state.max, largest);
-    few_scale(step, scaled, largest);
+    few_scale(step, largest);
     floats<16> other;
     swap_halves(largest, other);
     select<16>(other > largest, other, largest, largest);
@@ -148,60 +149,108 @@ CTXPAR_TARGET_AVX512 inline void weigh_few(const amx_weights& step, tile_softmax
     alignas(64) float max[amx_side];
     std::memcpy(max, state.max, few_pairs * sizeof(float));
     std::memcpy(max + few_pairs, state.max, few_pairs * sizeof(float));
+    floats<16> before;
+    load<16>(max, before);
+    stay_unless_far(before, largest);
     raise_maxima<16>(largest, max, reference, keep);
     std::memcpy(state.max, max, few_pairs * sizeof(float));
     store<16>(keep, step.keep);
-    floats<16> sum[2] = {};
-    for (std::int64_t first = 0; first < amx_keys; first += amx_depth) {
-        words<16> term[amx_terms][8];
-        for (std::int64_t j = 0; j < 8; ++j) {
-            const std::int64_t at = (first + 4 * j) * few_pairs;
-            floats<16> weight[2];
-            CTXPAR_UNROLL
-            for (int x = 0; x < 2; ++x) {
-                floats<16> factor;
-                load<16>(scaled + at + 2 * x * few_pairs, weight[x]);
-                load<16>(step.value_factors + at + 2 * x * few_pairs, factor);
-                weight[x] -= reference;
-                exp_of_negative<16>(weight[x]);
-                sum[x] += weight[x];
-                weight[x] *= factor;
-            }
-            CTXPAR_UNROLL
-            for (int i = 0; i < amx_terms; ++i) take_term(weight[0], weight[1], term[i][j]);
-            ahead.ask(1);
-        }
-        bf16* const to = step.terms + first / amx_depth * 2 * few_tile;
-        few_store(term[0], to);
-        few_store(term[1], to + few_pairs * amx_depth);
-        few_store(term[2], to + few_tile);
-    }
-    floats<16> total = sum[0] + sum[1];
-    swap_halves(total, other);
-    total += other;
-    floats<16> before;
-    load_two(state.sum, state.sum, before);
-    before = before * keep + total;
-    float after[amx_side];
-    store<16>(before, after);
-    std::memcpy(state.sum, after, few_pairs * sizeof(float));
+    store<16>(reference, step.reference);
+    store<16>(floats<16>{}, step.sums);
 }
 
-// 32 columns of all keys' values, in pairs of keys: to [amx_keys / amx_depth][2 tiles][16 rows][amx_depth].
-CTXPAR_INLINE void interleave_few(const bf16* const* rows, std::int64_t column, bf16* to) {
-    for (std::int64_t first = 0; first < amx_keys; first += amx_depth, to += 2 * few_tile) {
-        CTXPAR_UNROLL
-        for (int row = 0; row < amx_side; ++row) {
-            amx_halves x;
-            amx_halves y;
-            amx_halves low;
-            amx_halves high;
-            std::memcpy(&x, static_cast<const void*>(rows[first + few_key(row)] + column), sizeof(x));
-            std::memcpy(&y, static_cast<const void*>(rows[first + few_key(row) + 2] + column), sizeof(y));
-            interleave_quarters<2>(x, y, low, high);
-            std::memcpy(static_cast<void*>(to + row * amx_depth), &low, sizeof(low));
-            std::memcpy(static_cast<void*>(to + few_tile + row * amx_depth), &high, sizeof(high));
+// Weighs what has been scanned, in parts: 4 keys of the 8 pairs each, and after 32 keys their transposition.
+class few_weigher {
+public:
+    CTXPAR_INLINE few_weigher(const amx_weights& step, tile_softmax& state)
+        : step_(step), state_(state), parts_(step.lanes == 0 ? 0 : amx_keys / amx_depth * (vectors + 1)) {}
+
+    std::int64_t parts() const { return parts_; }
+    // Does the parts before `end`.
+    CTXPAR_INLINE void up_to(std::int64_t end) {
+        while (done_ < end) part();
+    }
+
+private:
+    static constexpr std::int64_t vectors = 8; // of 32 keys' words
+
+    CTXPAR_INLINE void part() {
+        const std::int64_t block = done_ / (vectors + 1);
+        const std::int64_t j = done_ % (vectors + 1);
+        ++done_;
+        if (j == vectors) {
+            bf16* const to = step_.terms + block * 2 * few_tile;
+            few_store(term_[0], to);
+            few_store(term_[1], to + few_pairs * amx_depth);
+            few_store(term_[2], to + few_tile);
+            if (done_ == parts_) close();
+            return;
         }
+        const std::int64_t at = (block * amx_depth + 4 * j) * few_pairs;
+        floats<16> reference;
+        floats<16> sum;
+        floats<16> weight[2];
+        load<16>(step_.reference, reference);
+        load<16>(step_.sums, sum);
+        CTXPAR_UNROLL
+        for (int x = 0; x < 2; ++x) {
+            floats<16> factor;
+            load<16>(step_.scores + at + 2 * x * few_pairs, weight[x]);
+            load<16>(step_.value_factors + at + 2 * x * few_pairs, factor);
+            weight[x] -= reference;
+            exp_of_negative<16>(weight[x]);
+            sum += weight[x];
+            weight[x] *= factor;
+        }
+        store<16>(sum, step_.sums);
+        CTXPAR_UNROLL
+        for (int i = 0; i < amx_terms; ++i) take_term(weight[0], weight[1], term_[i][j]);
+    }
+    // The sums of the weights come into the state.
+    CTXPAR_INLINE void close() {
+        floats<16> total;
+        floats<16> other;
+        floats<16> before;
+        floats<16> keep;
+        load<16>(step_.sums, total);
+        swap_halves(total, other);
+        total += other;
+        load_two(state_.sum, state_.sum, before);
+        load<16>(step_.keep, keep);
+        before = before * keep + total;
+        float after[amx_side];
+        store<16>(before, after);
+        std::memcpy(state_.sum, after, few_pairs * sizeof(float));
+    }
+
+    const amx_weights& step_;
+    tile_softmax& state_;
+    std::int64_t parts_;
+    std::int64_t done_ = 0;
+    words<16> term_[amx_terms][vectors];
+};
+
+CTXPAR_TARGET_AVX512 inline void weigh_few(const amx_weights& step, tile_softmax& state, const amx_ahead& ahead) {
+    few_weigher weigher(step, state);
+    for (std::int64_t part = 0; part < weigher.parts();) {
+        weigher.up_to(++part);
+        ahead.ask(1);
+    }
+}
+
+// 32 columns of the values of 32 keys, from `first` on, in pairs of keys: to [2 tiles][16 rows][amx_depth].
+CTXPAR_INLINE void interleave_few(const bf16* const* rows, std::int64_t first, std::int64_t column, bf16* to) {
+    CTXPAR_UNROLL
+    for (int row = 0; row < amx_side; ++row) {
+        amx_halves x;
+        amx_halves y;
+        amx_halves low;
+        amx_halves high;
+        std::memcpy(&x, static_cast<const void*>(rows[first + few_key(row)] + column), sizeof(x));
+        std::memcpy(&y, static_cast<const void*>(rows[first + few_key(row) + 2] + column), sizeof(y));
+        interleave_quarters<2>(x, y, low, high);
+        std::memcpy(static_cast<void*>(to + row * amx_depth), &low, sizeof(low));
+        std::memcpy(static_cast<void*>(to + few_tile + row * amx_depth), &high, sizeof(high));
     }
 }
 
@@ -218,36 +267,87 @@ CTXPAR_TARGET_AVX512 inline void rescale_few(float* out, std::int64_t width, std
     }
 }
 
-// Values lie [width / amx_depth][what interleave_few() makes]; `rows` are there where that is yet to be made, each part
-// while the unit is at work on the one before.
-CTXPAR_TARGET_AMX inline void add_few(const amx_values& step, const amx_ahead& ahead) {
+// total [8][width] = total * own + (both halves of the cell) * other, by pair; the cell becomes 0.
+CTXPAR_TARGET_AVX512 inline void fold_few(float* total, float* cell, std::int64_t width, std::int64_t, const float* own,
+                                          const float* other) {
+    for (std::int64_t i = 0; i < few_pairs; ++i) {
+        float* const to = total + i * width;
+        float* const first = cell + i * width;
+        float* const second = first + few_pairs * width;
+        for (std::int64_t d = 0; d < width; d += 16) {
+            floats<16> sum;
+            floats<16> add;
+            floats<16> more;
+            load<16>(to + d, sum);
+            load<16>(first + d, add);
+            load<16>(second + d, more);
+            add += more;
+            sum *= own[i];
+            sum += add * other[i];
+            store<16>(sum, to + d);
+            store<16>(floats<16>{}, first + d);
+            store<16>(floats<16>{}, second + d);
+        }
+    }
+}
+
+// Values lie [width / amx_depth][what interleave_few() makes of all keys]; `rows` are there where that is yet to be
+// made, each part while the unit is at work on the one before. Where they need not stay, two parts have room: so what
+// is at work stays in the first level of cache. `next`, which may have no lanes, is weighed meanwhile.
+CTXPAR_TARGET_AMX inline void add_few(const amx_values& step, const amx_weights& next, tile_softmax& state,
+                                      const amx_ahead& ahead) {
     constexpr std::int64_t pitch = 2 * amx_depth;
     constexpr std::int64_t part = amx_keys * amx_depth;
+    few_weigher weigher(next, state);
+    amx_filling filling(weigher, 4 * ((step.width + amx_depth - 1) / amx_depth));
     amx_load<4>(step.terms, pitch);
     amx_load<5>(step.terms + few_tile, pitch);
     amx_load<6>(step.terms + 2 * few_tile, pitch);
     amx_load<7>(step.terms + 3 * few_tile, pitch);
-    if (step.rows != nullptr) interleave_few(step.rows, 0, step.values);
     bf16* values = step.values;
-    for (std::int64_t d = 0; d < step.width; d += amx_depth, values += part) {
-        if (step.rows != nullptr && d + amx_depth < step.width) interleave_few(step.rows, d + amx_depth, values + part);
+    bf16* after = values + part;
+    if (step.rows != nullptr) {
+        interleave_few(step.rows, 0, 0, values);
+        interleave_few(step.rows, amx_depth, 0, values + 2 * few_tile);
+    }
+    for (std::int64_t d = 0; d < step.width; d += amx_depth) {
+        const bool more = step.rows != nullptr && d + amx_depth < step.width;
         amx_load<0>(step.out + d, step.width * 4);
         amx_load<1>(step.out + d + amx_side, step.width * 4);
         amx_load<2>(values, pitch);
         amx_multiply<0, 4, 2>();
+        ahead.ask(1);
         amx_load<3>(values + few_tile, pitch);
         amx_multiply<1, 4, 3>();
+        ahead.ask(1);
+        filling.next();
+        if (more) interleave_few(step.rows, 0, d + amx_depth, after);
         amx_multiply<0, 5, 2>();
+        ahead.ask(1);
         amx_multiply<1, 5, 3>();
+        ahead.ask(1);
+        filling.next();
         amx_load<2>(values + 2 * few_tile, pitch);
         amx_multiply<0, 6, 2>();
+        ahead.ask(1);
         amx_load<3>(values + 3 * few_tile, pitch);
         amx_multiply<1, 6, 3>();
+        ahead.ask(1);
+        filling.next();
+        if (more) interleave_few(step.rows, amx_depth, d + amx_depth, after + 2 * few_tile);
         amx_multiply<0, 7, 2>();
+        ahead.ask(1);
         amx_multiply<1, 7, 3>();
+        ahead.ask(1);
         amx_store<0>(step.out + d, step.width * 4);
         amx_store<1>(step.out + d + amx_side, step.width * 4);
-        ahead.ask(8);
+        filling.next();
+        if (step.stay || step.rows == nullptr) {
+            values = after;
+            after += part;
+        } else {
+            std::swap(values, after);
+        }
     }
 }
 

@@ -15,6 +15,8 @@ namespace ctxpar::inline v0_1::cpu {
 
 static_assert(amx_pairs == pair_block && amx_pairs == tile_pairs && split_grain % amx_keys == 0);
 
+inline constexpr std::int64_t amx_cell = 4 * split_grain; // keys
+
 // Most groups of an item: blocks of pairs of one KV head, or KV heads with few pairs.
 inline constexpr std::int64_t most_amx_groups = most_blocks;
 
@@ -28,18 +30,24 @@ struct amx_kernels {
     void (*open)();
     void (*close)();
     void (*score)(const amx_scores&, const amx_ahead&);
+    void (*scan)(const amx_weights&, tile_softmax&);
     void (*weigh)(const amx_weights&, tile_softmax&, const amx_ahead&);
     // Not where pairs are few: add does it.
     void (*arrange)(const bf16* const* rows, std::int64_t width, bf16* to, const amx_ahead&);
     void (*rescale)(float* out, std::int64_t width, std::int64_t lanes, const float* keep);
-    void (*add)(const amx_values&, const amx_ahead&);
+    void (*add)(const amx_values&, const amx_weights& next, tile_softmax& of_next, const amx_ahead&);
+    void (*fold)(float* total, float* cell, std::int64_t width, std::int64_t lanes, const float* own,
+                 const float* other);
     void (*row)(const T* from, std::int64_t width, bf16* to);
 };
 template <class T>
 amx_kernels<T> amx_kernels_of([[maybe_unused]] bool few) {
 #if defined(__x86_64__)
-    if (few) return {amx_open, amx_close, score_amx, weigh_few, nullptr, rescale_few, add_few, bf16_row<T>};
-    return {amx_open, amx_close, score_amx, weigh_amx, transpose_amx, rescale_amx, add_amx, bf16_row<T>};
+    if (few)
+        return {amx_open, amx_close,   score_amx, scan_few, weigh_few,
+                nullptr,  rescale_few, add_few,   fold_few, bf16_row<T>};
+    return {amx_open,      amx_close,   score_amx, scan_amx, weigh_amx,
+            transpose_amx, rescale_amx, add_amx,   fold_amx, bf16_row<T>};
 #else
     return {}; // no processor of the family says that it has them
 #endif
@@ -47,14 +55,14 @@ amx_kernels<T> amx_kernels_of([[maybe_unused]] bool few) {
 
 // A thread's scratch memory, carved from floats.
 struct amx_buffers {
-    bf16* keys;     // [amx_keys][depth]
-    bf16* rows;     // [amx_keys][dv padded] values, where they are not read where they lie
-    bf16* zeros;    // [dv padded]
-    bf16* arranged; // [amx_keys / amx_depth][dv padded][amx_depth] values as the unit wants them
-    float* scores;  // [amx_keys][lanes]
-    bf16* terms;    // [amx_terms][amx_keys / 2][lanes][2]
-    float* row;     // [dv padded]
-    float* groups;  // each q [depth / 2][lanes][2] bf16, cell and total [dv padded][lanes]
+    bf16* keys;        // [amx_keys][depth]
+    bf16* rows[2];     // [amx_keys][dv padded] values, where they are not read where they lie
+    bf16* zeros;       // [dv padded]
+    bf16* arranged[2]; // [amx_keys / amx_depth][dv padded][amx_depth] values as the unit wants them
+    float* scores;     // [amx_keys][lanes]
+    bf16* terms[2];    // [amx_terms][amx_keys / 2][lanes][2]
+    float* row;        // [dv padded]
+    float* groups;     // each q [depth / 2][lanes][2] bf16, cell and total [dv padded][lanes]
 
     static constexpr std::int64_t lane_floats(std::int64_t depth, std::int64_t v_pad) { return depth / 2 + 2 * v_pad; }
     static constexpr std::int64_t most_lanes(std::int64_t query_width, std::int64_t value_width) {
@@ -63,7 +71,7 @@ struct amx_buffers {
     static constexpr std::int64_t floats(std::int64_t query_width, std::int64_t value_width) {
         const std::int64_t depth = padded_depth(query_width);
         const std::int64_t v_pad = padded(value_width);
-        return amx_keys * depth / 2 + amx_keys * v_pad + amx_keys * amx_pairs * (1 + amx_terms) + 2 * v_pad +
+        return amx_keys * depth / 2 + 2 * amx_keys * v_pad + amx_keys * amx_pairs * (1 + amx_terms) + 2 * v_pad +
                most_lanes(query_width, value_width) * lane_floats(depth, v_pad);
     }
     static amx_buffers carve(float* memory, std::int64_t depth, std::int64_t v_pad) {
@@ -75,9 +83,9 @@ struct amx_buffers {
         const auto take_bf16 = [&](std::int64_t count) { return reinterpret_cast<bf16*>(take(count / 2)); };
         amx_buffers b{};
         b.keys = take_bf16(amx_keys * depth);
-        b.rows = take_bf16(amx_keys * v_pad);
-        b.arranged = take_bf16(amx_keys * v_pad);
-        b.terms = take_bf16(amx_terms * amx_keys * amx_pairs);
+        for (bf16*& rows : b.rows) rows = take_bf16(amx_keys * v_pad);
+        for (bf16*& arranged : b.arranged) arranged = take_bf16(amx_keys * v_pad);
+        for (bf16*& terms : b.terms) terms = take_bf16(amx_terms * amx_keys * amx_pairs);
         b.scores = take(amx_keys * amx_pairs);
         b.row = take(v_pad);
         b.zeros = take_bf16(2 * v_pad);
@@ -95,6 +103,7 @@ struct amx_group {
     bool few; // sums lie [pair][v_pad], the cell's [2][8 pairs][v_pad], columns by few_place; else [v_pad][lanes]
     std::uint64_t any;  // keys of the step that some pair sees
     std::uint64_t all;  // that all pairs see
+    bool sees_all;      // of the step at hand
     bool cell_is_empty; // no key came since the last fold
     bf16* q;
     float* cell;                                          // unnormalised output

@@ -1,16 +1,20 @@
 // One thread's walk over the keys of an item on the matrix unit, 64 keys at a time.
 //
-// Queries are laid out once. Keys are read where they lie if that serves one group of pairs, and are copied together if
-// it serves several; values are transposed once for all groups of their KV head. An item with few pairs takes several
-// KV heads together, so that memory is read as it lies.
+// Queries are laid out once. Keys are read where they lie, and copied together only where they lie apart and several
+// groups of pairs read them; values are transposed once for all groups of their KV head. An item with few pairs takes
+// several KV heads together, so that memory is read as it lies.
 //
-// Sums have three levels, to stay exact at a million keys: tiles over a step, a cell of 1,024 keys, and the split.
+// A group's scores come before the values of the group before it are added, so that the exponentials of the one are
+// worked out while the unit multiplies for the other: the groups follow each other in a chain, through heads and steps.
+//
+// Sums have three levels, to stay exact at a million keys: tiles over a step, a cell of 4,096 keys, and the split.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -52,7 +56,7 @@ public:
           buffers_(amx_buffers::carve(scratch, depth_, v_pad_)), shared_(values_in_keys(args.cache)),
           factors_are_uniform_(args.cache.k_scale.data == nullptr && args.cache.v_scale.data == nullptr) {
         std::fill_n(buffers_.zeros, v_pad_, bf16(0.0F));
-        std::fill_n(buffers_.terms, few_weights, bf16(0.0F)); // some rows of few pairs stay so
+        for (bf16* terms : buffers_.terms) std::fill_n(terms, few_weights, bf16(0.0F)); // some rows of few stay so
         if (factors_are_uniform_) load_uniform_factors();
         float* memory = buffers_.groups;
         for (std::int64_t head = 0; head < item.kv_heads; ++head)
@@ -70,7 +74,7 @@ public:
         for (; now.first < end; std::swap(now, next)) {
             find(now.first + amx_keys, end, next);
             if (now.any != 0) add_step(now, next);
-            if (next.first % split_grain == 0 || next.first >= end) fold_cells();
+            if (next.first % amx_cell == 0 || next.first >= end) fold_cells();
         }
         kernels_.close();
         for (std::int64_t g = 0; g < count_; ++g) write(groups_[g]);
@@ -81,9 +85,19 @@ private:
     struct step {
         std::int64_t first;
         std::uint64_t any;
+        std::uint64_t all;     // keys that every row sees
         std::uint64_t follows; // keys that lie right behind the one before
         std::int64_t page[amx_keys];
         std::int64_t token[amx_keys];
+    };
+
+    // A group that has been weighed and whose values are yet to be added.
+    struct link {
+        amx_group* group; // null: none
+        int turn;         // where its weights are
+        int place;        // where its values are
+        bool rescales;    // its cell holds something
+        bool arranges;    // its values are yet to be arranged
     };
 
     std::int64_t most_pairs() const { return few_ ? few_pairs : amx_pairs; } // of a group
@@ -102,6 +116,7 @@ private:
         group.cell_softmax = tile_softmax::none();
         std::fill_n(group.softmax, amx_pairs, running_softmax{});
         for (auto& half : group.mask) std::fill_n(half, tile_pairs, 0U);
+        group.sees_all = false;
         std::fill_n(group.q, depth_ * group.lanes, bf16(0.0F));
         std::fill_n(group.cell, v_pad_ * group.lanes, 0.0F);
         std::fill_n(group.total, v_pad_ * group.lanes, 0.0F);
@@ -115,15 +130,30 @@ private:
 
     // --- The keys of a step ------------------------------------------------------------------------------------------
 
-    // What each pair sees of the step.
-    void mask_step(amx_group& group, std::int64_t first) const {
+    // What each pair sees of the step: the same for all KV heads. Lanes without a pair see what does not matter.
+    void mask_step(amx_group& group, const step& now) const {
+        constexpr std::uint64_t everything = ~std::uint64_t(0);
+        if (now.all == everything) {
+            if (!group.sees_all) std::memset(group.mask, 0xff, sizeof(group.mask));
+            group.sees_all = true;
+            group.any = group.all = everything;
+            return;
+        }
+        group.sees_all = false;
+        if (group.head > 0) {
+            const amx_group& same = groups_[group.first / most_pairs()];
+            std::memcpy(group.mask, same.mask, sizeof(group.mask));
+            group.any = same.any;
+            group.all = same.all;
+            return;
+        }
         group.any = 0;
-        group.all = ~std::uint64_t(0);
+        group.all = everything;
         for (std::int64_t i = 0; i < group.pairs; ++i) {
             const bool same_row = i > 0 && group.row[i] == group.row[i - 1];
             const visible_keys& row = args_.plan.arrays.rows[group.row[i]];
             for (std::int64_t half = 0; half < amx_keys / tile_keys; ++half)
-                group.mask[half][i] = same_row ? group.mask[half][i - 1] : row.tile_mask(first + half * tile_keys);
+                group.mask[half][i] = same_row ? group.mask[half][i - 1] : row.tile_mask(now.first + half * tile_keys);
             group.any |= group.sees(i);
             group.all &= group.sees(i);
         }
@@ -133,13 +163,18 @@ private:
     void find(std::int64_t first, std::int64_t end, step& found) const {
         found.first = first;
         found.any = 0;
+        found.all = 0;
         found.follows = 0;
         if (first >= end) return;
-        std::int64_t row = -1;
-        for (std::int64_t i = 0; i < item_.pairs; ++i) {
-            if (std::exchange(row, view_.row_of(i)) == view_.row_of(i)) continue;
+        found.all = ~std::uint64_t(0);
+        const std::int64_t last_row = view_.row_of(item_.pairs - 1);
+        for (std::int64_t r = view_.row_of(0); r <= last_row; ++r) {
+            std::uint64_t seen = 0;
             for (std::int64_t half = 0; half < amx_keys / tile_keys; ++half)
-                found.any |= std::uint64_t(view_.seen_by(i).tile_mask(first + half * tile_keys)) << half * tile_keys;
+                seen |= std::uint64_t(args_.plan.arrays.rows[r].tile_mask(first + half * tile_keys))
+                        << half * tile_keys;
+            found.any |= seen;
+            found.all &= seen;
         }
         const std::int64_t block_size = args_.plan.table.block_size;
         std::int64_t left = 0; // keys from here on that lie one after the other
@@ -179,6 +214,15 @@ private:
                 rows_ahead(args_.cache.v, values, shared_ ? 0 : count, item_.kv_heads, args_.out.width, values_ahead_)};
     }
 
+    // Where values may be put. Those of few pairs are small enough to be there twice.
+    void take_place() {
+        if (few_) {
+            place_ ^= 1;
+        } else {
+            end_chain();
+        }
+    }
+
     // Where the unit reads 16 keys at a time.
     void place_keys(const step& now, std::int64_t head, amx_scores& scores) const {
         for (std::int64_t tile = 0; tile < amx_keys / amx_side; ++tile) {
@@ -202,8 +246,9 @@ private:
     }
     bool reads_in_place(const step& now, std::int64_t t) const {
         constexpr std::uint64_t behind_first = 0xfffe;
-        return std::is_same_v<stored, bf16> && (few_ || each_head_ == 1) && args_.q.width == depth_ &&
-               (now.any >> t & 1U) != 0 && (now.follows >> t & behind_first) == behind_first;
+        const bool near = few_ || each_head_ == 1 || args_.cache.k.token_stride == depth_;
+        return std::is_same_v<stored, bf16> && near && args_.q.width == depth_ && (now.any >> t & 1U) != 0 &&
+               (now.follows >> t & behind_first) == behind_first;
     }
 
     // Arranges the values of a KV head; those of keys that no row sees are zero. A value that not all pairs see must
@@ -211,31 +256,37 @@ private:
     // are not finite, and returns their keys.
     std::uint64_t load_values(const step& now, std::int64_t head, std::uint64_t all, const amx_ahead& ahead) {
         const std::int64_t stride = shared_ ? args_.cache.k.token_stride : args_.cache.v.token_stride;
+        const bool as_they_lie = std::is_same_v<stored, bf16> && args_.out.width == v_pad_;
+        bf16* const room = buffers_.rows[place_];
+        const bf16** const rows = value_rows_[place_];
         std::uint64_t apart = 0;
-        const stored* value = nullptr;
-        for (std::int64_t t = 0; t < amx_keys; ++t) {
-            value_rows_[t] = buffers_.zeros;
-            if ((now.any >> t & 1U) == 0) continue;
-            value = (now.follows >> t & 1U) != 0 ? value + stride : value_row(now, t, head);
-            const bf16* const row = value_in_bf16(value, buffers_.rows + t * v_pad_);
-            const auto finite = [](bf16 x) { return (std::bit_cast<std::uint16_t>(x) & 0x7f80U) != 0x7f80U; };
-            if ((all >> t & 1U) != 0 || std::all_of(row, row + args_.out.width, finite)) {
-                value_rows_[t] = row;
-            } else {
-                apart |= std::uint64_t(1) << t;
+        for (std::int64_t t = 0; t < amx_keys;) {
+            if ((now.any >> t & 1U) == 0) {
+                rows[t++] = buffers_.zeros;
+                continue;
+            }
+            const stored* value = value_row(now, t, head);
+            const std::int64_t run = 1 + (t + 1 < amx_keys ? std::countr_one(now.follows >> (t + 1)) : 0);
+            for (const std::int64_t end = t + run; t < end; ++t, value += stride) {
+                if (as_they_lie) {
+                    rows[t] = reinterpret_cast<const bf16*>(value);
+                } else {
+                    rows[t] = room + t * v_pad_;
+                    kernels_.row(value, args_.out.width, room + t * v_pad_);
+                    std::fill_n(room + t * v_pad_ + args_.out.width, v_pad_ - args_.out.width, bf16(0.0F));
+                }
             }
         }
-        values_lie_in_rows_ = few_;
-        if (!few_) kernels_.arrange(value_rows_, v_pad_, buffers_.arranged, ahead);
-        return apart;
-    }
-    const bf16* value_in_bf16(const stored* value, bf16* room) const {
-        if constexpr (std::is_same_v<stored, bf16>) {
-            if (args_.out.width == v_pad_) return value;
+        const auto finite = [](bf16 x) { return (std::bit_cast<std::uint16_t>(x) & 0x7f80U) != 0x7f80U; };
+        for (std::uint64_t some = now.any & ~all; some != 0; some &= some - 1) {
+            const std::int64_t t = std::countr_zero(some);
+            if (std::all_of(rows[t], rows[t] + args_.out.width, finite)) continue;
+            rows[t] = buffers_.zeros;
+            apart |= std::uint64_t(1) << t;
         }
-        kernels_.row(value, args_.out.width, room);
-        std::fill_n(room + args_.out.width, v_pad_ - args_.out.width, bf16(0.0F));
-        return room;
+        values_lie_in_rows_ = few_;
+        if (!few_) kernels_.arrange(rows, v_pad_, buffers_.arranged[place_], ahead);
+        return apart;
     }
 
     // --- One step ----------------------------------------------------------------------------------------------------
@@ -251,10 +302,11 @@ private:
         for (std::int64_t g = 0; g < count_; g += each_head_) {
             std::uint64_t all = ~std::uint64_t(0);
             for (std::int64_t i = g; i < g + each_head_; ++i) {
-                mask_step(groups_[i], now.first);
+                mask_step(groups_[i], now);
                 all &= groups_[i].all;
             }
             const std::int64_t head = groups_[g].head;
+            take_place();
             place_keys(now, head, scores);
             load_factors(now, head);
             const std::uint64_t apart = load_values(now, head, all, ahead);
@@ -295,6 +347,7 @@ private:
         }
     }
 
+    // Scores the group, and weighs it while the values of the one before are added.
     void add_to(amx_group& group, const step& now, amx_scores& scores, std::uint64_t apart, const amx_ahead& ahead) {
         scores.q = group.q;
         scores.depth = depth_;
@@ -303,16 +356,48 @@ private:
         kernels_.score(scores, ahead);
         const bool capped = args_.score.soft_cap > 0.0F;
         if (capped) cap_scores(group.lanes);
-        float keep[amx_pairs];
-        kernels_.weigh({buffers_.scores, group.mask[0], capped ? capped_factors_ : factors_, group.lanes,
-                        buffers_.terms, keep, key_factors_, value_factors_},
-                       group.cell_softmax, ahead);
+        link next{};
+        next.group = &group;
+        next.turn = chain_.turn ^ 1;
+        next.rescales = !group.cell_is_empty;
+        next.place = place_;
+        next.arranges = std::exchange(values_lie_in_rows_, false);
         group.cell_is_empty = false;
-        kernels_.rescale(group.cell, v_pad_, group.lanes, keep);
-        kernels_.add({buffers_.arranged, buffers_.terms, group.lanes, v_pad_, group.cell,
-                      std::exchange(values_lie_in_rows_, false) ? value_rows_ : nullptr},
-                     ahead);
+        const amx_weights weights{buffers_.scores,
+                                  group.mask[0],
+                                  capped ? capped_factors_ : factors_,
+                                  group.lanes,
+                                  buffers_.terms[next.turn],
+                                  keep_[next.turn],
+                                  reference_,
+                                  sums_,
+                                  key_factors_,
+                                  value_factors_};
+        kernels_.scan(weights, group.cell_softmax);
+        if (chain_.group == nullptr) {
+            kernels_.weigh(weights, group.cell_softmax, ahead);
+        } else {
+            add_values(weights, group.cell_softmax, ahead);
+        }
+        chain_ = next;
+        if (apart == 0) return;
+        end_chain();
         for (std::uint64_t rest = apart; rest != 0; rest &= rest - 1) put_back(group, now, std::countr_zero(rest));
+    }
+
+    // Adds the values of the group that was weighed last, while the next one is weighed.
+    void add_values(const amx_weights& next, tile_softmax& of_next, const amx_ahead& ahead) {
+        const amx_group& group = *chain_.group;
+        if (chain_.rescales) kernels_.rescale(group.cell, v_pad_, group.lanes, keep_[chain_.turn]);
+        kernels_.add({buffers_.arranged[chain_.place], buffers_.terms[chain_.turn], group.lanes, v_pad_, group.cell,
+                      chain_.arranges ? value_rows_[chain_.place] : nullptr, each_head_ > 1},
+                     next, of_next, ahead);
+    }
+    void end_chain() {
+        if (chain_.group == nullptr) return;
+        stream_ahead nothing;
+        add_values({}, chain_.group->cell_softmax, {nothing, 0});
+        chain_.group = nullptr;
     }
 
     // With a soft cap the factor of the key comes first, and is then done with.
@@ -334,7 +419,7 @@ private:
         const stored* const value = value_row(now, t, group.head);
         for (std::int64_t i = 0; i < group.pairs; ++i) {
             if ((group.sees(i) >> t & 1U) == 0) continue;
-            const float weight = group.weight(buffers_.terms, t, i);
+            const float weight = group.weight(buffers_.terms[chain_.turn], t, i);
             for (std::int64_t d = 0; d < args_.out.width; ++d)
                 group.cell[group.place(i, d, v_pad_)] += weight * static_cast<float>(value[d]);
         }
@@ -344,44 +429,20 @@ private:
 
     // Puts the cells' states into the split's.
     void fold_cells() {
+        end_chain();
         for (std::int64_t g = 0; g < count_; ++g) {
             amx_group& group = groups_[g];
             if (group.cell_is_empty) continue;
-            float own[amx_pairs] = {};
-            float other[amx_pairs] = {};
+            alignas(64) float own[amx_pairs] = {};
+            alignas(64) float other[amx_pairs] = {};
             for (std::int64_t i = 0; i < group.pairs; ++i) {
                 const auto factor = group.softmax[i].merge(group.cell_softmax.of(i));
                 own[i] = factor.own;
                 other[i] = factor.other;
             }
-            if (group.few)
-                fold_few(group, own, other);
-            else
-                fold(group, own, other);
+            kernels_.fold(group.total, group.cell, v_pad_, group.lanes, own, other);
             group.cell_is_empty = true;
             group.cell_softmax = tile_softmax::none();
-        }
-    }
-
-    void fold(amx_group& group, const float* own, const float* other) const {
-        for (std::int64_t d = 0; d < v_pad_; ++d) {
-            float* const sum = group.total + d * group.lanes;
-            float* const add = group.cell + d * group.lanes;
-            for (std::int64_t i = 0; i < group.lanes; ++i) {
-                sum[i] = sum[i] * own[i] + add[i] * other[i];
-                add[i] = 0.0F;
-            }
-        }
-    }
-    void fold_few(amx_group& group, const float* own, const float* other) const {
-        for (std::int64_t i = 0; i < few_pairs; ++i) {
-            float* const sum = group.total + i * v_pad_;
-            float* const add = group.cell + i * v_pad_;
-            float* const more = add + few_pairs * v_pad_;
-            for (std::int64_t d = 0; d < v_pad_; ++d) {
-                sum[d] = sum[d] * own[i] + (add[d] + more[d]) * other[i];
-                add[d] = more[d] = 0.0F;
-            }
         }
     }
 
@@ -407,8 +468,13 @@ private:
     bool factors_are_uniform_; // no key has a scale of its own
     tile_factors factors_[amx_keys / tile_keys];
     tile_factors capped_factors_[amx_keys / tile_keys];
-    const bf16* value_rows_[amx_keys];        // of a KV head
-    bool values_lie_in_rows_ = false;         // and are yet to be arranged
+    int place_ = 0;                       // of the values of the KV head at hand
+    const bf16* value_rows_[2][amx_keys]; // of a KV head
+    bool values_lie_in_rows_ = false;     // those at hand are yet to be arranged
+    link chain_{};
+    alignas(64) float keep_[2][amx_pairs];
+    alignas(64) float reference_[amx_pairs];
+    alignas(64) float sums_[amx_pairs];
     float key_factors_[amx_keys * few_pairs]; // the factors, for few pairs
     float value_factors_[amx_keys * few_pairs];
     const char* keys_ahead_[amx_keys * most_amx_groups + stream_ahead::places];

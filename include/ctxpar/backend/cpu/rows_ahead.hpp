@@ -1,6 +1,7 @@
 // Asking for the rows of K and V that come next while those at hand are worked on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ctxpar/backend/cpu/lanes.hpp>
@@ -8,11 +9,14 @@
 namespace ctxpar::inline v0_1::cpu {
 
 // Asks for what is read in the next step while this one is worked on, as much as has been read meanwhile. It walks in
-// 4 places of the keys and 4 of the values at a time, each a line after the other: a processor's own prefetching
-// follows several such walks, and fetches more at a time for them than for one, as long as none of them pauses.
+// 4 places of the keys and 4 of the values at a time, each a line after the other, 4 of the keys' and 4 of the values'
+// in turn: a processor's own prefetching follows several such walks, and fetches more at a time for them than for one,
+// as long as none of them pauses.
 class stream_ahead {
 public:
     static constexpr std::int64_t places = 4;
+    static constexpr std::int64_t line = 64;
+    static constexpr std::int64_t lines = 4; // of a place in turn
 
     // Pieces of memory of `bytes` each, in the order in which they lie.
     struct pieces {
@@ -27,35 +31,48 @@ public:
     // Notes that so many bytes have been read.
     CTXPAR_INLINE void read(std::int64_t bytes) {
         due_ += bytes;
-        while (due_ >= places * line) {
-            due_ -= places * line;
-            next(ask());
-        }
+        if (due_ < lines * places * line) return;
+        go_on(due_ / (places * line), [](const char* at) { __builtin_prefetch(at, 0, 3); });
+        due_ %= places * line;
     }
 
-    // Calls fn(line) for the next line of each place, of keys and of values in turn; false when there are no more.
+    // Calls fn(line) for the next line of each place, `rounds` times, as long as there are any; false when none is
+    // left.
     template <class Fn>
-    CTXPAR_INLINE bool next(const Fn& fn) {
-        if (walks_[turn_].done()) turn_ ^= 1;
-        walk& now = walks_[turn_];
-        if (now.done()) return false;
-        turn_ ^= 1;
-        const char* const* list = now.all.list + now.piece;
-        CTXPAR_UNROLL
-        for (int p = 0; p < places; ++p, list += now.all.each) fn(*list + now.at);
-        now.at += line;
-        if (now.at >= now.all.bytes) {
-            now.at = 0;
-            ++now.piece;
+    [[gnu::noinline]] bool go_on(std::int64_t rounds, const Fn& fn) {
+        while (rounds > 0) {
+            if (walks_[turn_].done()) turn_ ^= 1;
+            walk& now = walks_[turn_];
+            if (now.done()) return false;
+            const std::int64_t left = (now.all.bytes - now.at + line - 1) / line;
+            const std::int64_t count = std::min({rounds, lines - lines_of_turn_, left});
+            const char* at[places];
+            for (int p = 0; p < places; ++p) at[p] = now.all.list[now.piece + p * now.all.each] + now.at;
+            if (count == lines) {
+                CTXPAR_UNROLL
+                for (int i = 0; i < lines; ++i) {
+                    CTXPAR_UNROLL
+                    for (int p = 0; p < places; ++p) fn(at[p] + i * line);
+                }
+            } else {
+                for (int i = 0; i < count; ++i)
+                    for (int p = 0; p < places; ++p) fn(at[p] + i * line);
+            }
+            rounds -= count;
+            now.at += count * line;
+            if (count == left) {
+                now.at = 0;
+                ++now.piece;
+            }
+            lines_of_turn_ += count;
+            if (lines_of_turn_ < lines) continue;
+            lines_of_turn_ = 0;
+            turn_ ^= 1;
         }
         return true;
     }
 
 private:
-    static constexpr std::int64_t line = 64;
-    struct ask {
-        CTXPAR_INLINE void operator()(const char* at) const { __builtin_prefetch(at, 0, 2); }
-    };
     struct walk {
         pieces all;
         std::int64_t piece;
@@ -65,6 +82,7 @@ private:
 
     walk walks_[2];
     int turn_ = 0;
+    std::int64_t lines_of_turn_ = 0;
     std::int64_t due_ = 0;
 };
 
