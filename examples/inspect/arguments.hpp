@@ -38,6 +38,6 @@ void flag(CLI::App& app, const char* name, bool& to, const char* description);
 using command = std::function<answer()>(CLI::App& app);
 
 command topology_command, lengths_command, slots_command, blocks_command, zigzag_command, gather_command,
-    exchange_command, merge_command;
+    reshard_command, exchange_command, merge_command;
 
 } // namespace inspect

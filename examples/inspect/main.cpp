@@ -29,6 +29,7 @@ constexpr entry commands[] = {
     {"blocks", "blocks that each rank needs, and what prefix can be shared", inspect::blocks_command},
     {"zigzag", "rows of each rank where a step's prefills are split, and their restore", inspect::zigzag_command},
     {"gather", "chunks in which cached context is gathered, and its token order", inspect::gather_command},
+    {"reshard", "runs of cached tokens that go from rank to rank where the layout changes", inspect::reshard_command},
     {"exchange", "bytes and collectives of one layer", inspect::exchange_command},
     {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command}};
 
