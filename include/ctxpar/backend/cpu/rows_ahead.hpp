@@ -74,7 +74,7 @@ public:
 
 private:
     struct ask { // inlined first of all: compilers drop a call that only prefetches
-        CTXPAR_INLINE void operator()(const char* at) const { __builtin_prefetch(at, 0, 3); }
+        CTXPAR_INLINE void operator()(const char* at) const { __builtin_prefetch(at, 0, 2); }
     };
     struct walk {
         pieces all;
