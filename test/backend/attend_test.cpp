@@ -177,6 +177,18 @@ TEST_CASE("Intervals, prefixes and tail masks may start and end anywhere") {
     });
 }
 
+TEST_CASE("Keys are all seen, seen in part and all seen again") {
+    in_each_type([](auto type) {
+        using attend_case = case_of<decltype(type)>;
+        visible_keys row = interval(200, 512);
+        row.prefix = 100;
+        for (const std::int64_t group : {5, 16, 40}) {
+            CAPTURE(group);
+            check_everywhere(attend_case(wide(32, 2, group), {{512, {row}}}, course::random, 58));
+        }
+    });
+}
+
 TEST_CASE("Blocks of a table may be smaller than pages, and lie in any order") {
     in_each_type([](auto type) {
         for (const std::int64_t block : {1, 4, 16, 32}) {
@@ -373,8 +385,13 @@ TEST_CASE("Pairs that share keys keep apart what they see") {
             check_everywhere(given);
             const attend_request few{300, {interval(0, 200), interval(100, 300)}};
             attend_case streamed(wide(width, 1, 6), {few}, course::random, 71);
+            attend_case steep(wide(width, 1, 6), {few}, course::rising, 72); // the sums so far shrink at every step
+            steep.options.scale *= 4.0F;
             for (const std::int64_t at : {3, 50, 130, 250, 283})
-                for (const bool in_values : {false, true}) check_apart(streamed, at, in_values);
+                for (const bool in_values : {false, true}) {
+                    check_apart(streamed, at, in_values);
+                    check_apart(steep, at, in_values);
+                }
         }
     });
 }
