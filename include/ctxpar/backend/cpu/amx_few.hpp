@@ -198,7 +198,7 @@ private:
             load<16>(step_.scores + at + 2 * x * few_pairs, weight[x]);
             load<16>(step_.value_factors + at + 2 * x * few_pairs, factor);
             weight[x] -= reference;
-            exp_of_negative<16>(weight[x]);
+            exp_up_to_8<16>(weight[x]);
             sum += weight[x];
             weight[x] *= factor;
         }

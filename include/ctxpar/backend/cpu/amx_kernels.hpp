@@ -243,7 +243,7 @@ private:
         for (int x = 0; x < keys; ++x) {
             load<16>(step_.scores + (t + x) * step_.lanes + lane, weight[x]);
             weight[x] -= reference;
-            exp_of_negative<16>(weight[x]);
+            exp_up_to_8<16>(weight[x]);
         }
         sum += (weight[0] + weight[1]) + (weight[2] + weight[3]);
         store<16>(sum, step_.sums + lane);

@@ -392,9 +392,9 @@ CTXPAR_INLINE float max_of(const floats<W>& value) {
     return largest;
 }
 
-// e^x for x <= 0, to within 2 ulp; 0 below -86, NaN for NaN. x = n ln 2 + r, and a polynomial in r of degree 6.
+// e^x for x <= 8, to within 2 ulp; 0 below -86, NaN for NaN. x = n ln 2 + r, and a polynomial in r of degree 6.
 template <int W>
-CTXPAR_INLINE void exp_of_negative(floats<W>& x) {
+CTXPAR_INLINE void exp_up_to_8(floats<W>& x) {
     // Added to a number below 2^22, this leaves its nearest integer, plus the exponent's bias, in the last bits. It is
     // read as bits, so that no conversion meets a number that an integer can't hold.
     constexpr float shift = 12582912.0F + 127.0F;

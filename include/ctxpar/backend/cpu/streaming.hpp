@@ -222,7 +222,7 @@ CTXPAR_INLINE void weigh_scores(float* p, std::int64_t end, const floats<W> (&re
             floats<W> weight;
             load<W>(p + at + x * W, weight);
             weight -= reference[x % Parts];
-            exp_of_negative<W>(weight);
+            exp_up_to_8<W>(weight);
             store<W>(weight, p + at + x * W);
             sum[x] += weight;
         }

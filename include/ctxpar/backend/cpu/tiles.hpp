@@ -253,7 +253,7 @@ CTXPAR_INLINE void raise_maxima(const floats<W>& largest, float* max, floats<W>&
     load<W>(max, before);
     store<W>(largest, max);
     keep = before - largest;
-    exp_of_negative<W>(keep);
+    exp_up_to_8<W>(keep);
     select<W>(largest > before, keep, one, keep); // not where both are infinite
     words<W> bits;
     copy_bits(largest, bits);
@@ -279,7 +279,7 @@ CTXPAR_INLINE void weigh_lanes(const tile_weights& tile, std::int64_t lane, cons
             floats<W> weight;
             load<W>(at, weight);
             weight -= reference;
-            exp_of_negative<W>(weight);
+            exp_up_to_8<W>(weight);
             sum[x] += weight;
             weight *= factors.value[t + x];
             store<W>(weight, at);
