@@ -13,7 +13,7 @@ namespace inspect {
 namespace {
 
 struct options {
-    std::string attention, merge, placement = "scattered";
+    std::string attention, merge, placement; // none: scattered, or partial_sums where that is what the merge leaves
     std::int64_t q_heads = 0, ranks = 0, rows = 0, element_bytes = 0;
     std::optional<std::int64_t> head_dim, latent, rope, output_bytes, distinct_tp;
     bool replicated_q = false;
@@ -25,6 +25,15 @@ void check_usage(const options& given) {
     ctxpar::require(mla || (!given.latent && !given.rope), "usage", "--latent and --rope belong to --attention mla");
     ctxpar::require(!mla || !given.head_dim, "usage",
                     "--head-dim belongs to --attention gqa; mla has --latent and --rope");
+}
+
+ctxpar::output_placement placement_of(const options& given) {
+    const bool shares = ctxpar::merge_named(given.merge) == ctxpar::merge_kind::deferred;
+    ctxpar::require(given.placement.empty() || shares == (given.placement == "partial_sums"), "placement", "--merge ",
+                    given.merge, " and --placement ", given.placement,
+                    " do not fit: partial_sums are what deferred leaves, and nothing else");
+    if (shares) return ctxpar::output_placement::partial_sums;
+    return given.placement == "own_heads" ? ctxpar::output_placement::own_heads : ctxpar::output_placement::scattered;
 }
 
 ctxpar::exchange_shape shape_of(const options& given) {
@@ -40,8 +49,7 @@ ctxpar::exchange_shape shape_of(const options& given) {
     shape.partial_bytes = given.output_bytes.value_or(given.element_bytes);
     shape.output_bytes = shape.partial_bytes;
     shape.replicated_q = given.replicated_q;
-    shape.placement =
-        given.placement == "own_heads" ? ctxpar::output_placement::own_heads : ctxpar::output_placement::scattered;
+    shape.placement = placement_of(given);
 
     constexpr std::int64_t most_ranks = 2147483647;
     ctxpar::require(shape.ranks >= 1 && shape.ranks <= most_ranks, "ranks", "there are ", shape.ranks,
@@ -113,12 +121,13 @@ std::function<answer()> exchange_command(CLI::App& app) {
     number(app, "--latent", given->latent, "mla: width of the latent (512)");
     number(app, "--rope", given->rope, "mla: width of the rope part (64)");
     number(app, need::required, "--element-bytes", given->element_bytes, "bytes of an element of Q");
-    word(app, need::required, "--merge", given->merge, {"ag_rs", "ag_ar", "a2a"}, "how partial outputs are merged");
+    word(app, need::required, "--merge", given->merge, {"ag_rs", "ag_ar", "a2a", "deferred"},
+         "how partial outputs are merged");
     flag(app, "--replicated-q", given->replicated_q, "every rank projects all queries of its group");
     number(app, "--output-bytes", given->output_bytes, "bytes of an element of the outputs (as of Q)");
     number(app, "--distinct-tp", given->distinct_tp, "different tp ranks in the group (all)");
-    word(app, need::optional, "--placement", given->placement, {"scattered", "own_heads"},
-         "what a rank holds in the end");
+    word(app, need::optional, "--placement", given->placement, {"scattered", "own_heads", "partial_sums"},
+         "what a rank holds in the end (scattered; with deferred partial_sums)");
     return [given] {
         check_usage(*given);
         return run(*given);

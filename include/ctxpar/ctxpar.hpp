@@ -12,6 +12,7 @@
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/ag_ar.hpp>
 #include <ctxpar/merge/ag_rs.hpp>
+#include <ctxpar/merge/deferred.hpp>
 #include <ctxpar/merge/dynamic.hpp>
 #include <ctxpar/merge/policy.hpp>
 #include <ctxpar/plan/cost.hpp>

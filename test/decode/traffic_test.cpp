@@ -12,8 +12,10 @@ std::uint64_t bytes_by_hand(const deployment& d) {
     const std::int64_t heads = d.q_heads / d.sizes.tp * m, rows = d.rows();
     const std::int64_t wide = d.partials == partial::fp32 ? 4 : 2;
     std::int64_t sum = d.replicated_q ? 0 : (m - 1) * rows * (heads / m) * d.key_width * 2;
-    const bool scatters = d.merge != merge_kind::ag_ar;
-    if (d.merge == merge_kind::a2a) {
+    const bool scatters = d.merge == merge_kind::a2a || d.merge == merge_kind::ag_rs;
+    if (d.merge == merge_kind::deferred) {
+        sum += (n - 1) * rows * heads * 4;
+    } else if (d.merge == merge_kind::a2a) {
         sum += (n - 1) * rows * (heads / n) * (d.value_width * wide + 4);
     } else {
         const std::int64_t chunk = (rows * heads * d.value_width + n - 1) / n * wide;
@@ -34,6 +36,9 @@ std::uint64_t bytes_by_hand(const deployment& d) {
 std::uint64_t launches_by_hand(const deployment& d) {
     const std::int64_t n = d.sizes.dcp, m = n <= d.sizes.pcp ? 1 : n / d.sizes.pcp;
     if (n == 1) return d.sinks ? 2 : 1;
+    if (d.merge == merge_kind::deferred) { // and a copy where partials are of another type than the output
+        return (d.partials == partial::fp32) == (d.output == scalar_type::f32) ? 2 : 3;
+    }
     std::uint64_t count = d.merge == merge_kind::a2a ? 2 : (d.merge == merge_kind::ag_rs ? 3 : 4);
     const bool gathers_again = d.merge != merge_kind::ag_ar && (d.placement == output_placement::all_heads ||
                                                                 (d.placement == output_placement::own_heads && m < n));
@@ -94,6 +99,7 @@ bool decodes_in_silence() {
     decode_shape shape;
     shape.longest = 4;
     shape.output = scalar_type::f32;
+    if (leaves_partial_sums(Merge{})) shape.placement = output_placement::partial_sums;
     decoder<policy_type, cpu_backend, silent_communicator> used({&alone, &alone, &alone}, shape);
     raw_memory memory(used.workspace_bytes(), true);
     std::vector<float> k(8, 1.0F), v(8, 2.0F), q(2, 3.0F), out(2);
@@ -138,6 +144,26 @@ TEST_CASE("ranks send exactly the bytes of the schedule, and launch what is said
     }
 }
 
+TEST_CASE("a deferred merge sends LSEs and nothing else") {
+    for (const auto& [tp, pcp, dcp] : {std::array{1, 1, 1}, std::array{2, 1, 2}, std::array{3, 1, 3},
+                                       std::array{1, 4, 4}, std::array{2, 4, 2}, std::array{2, 2, 4}}) {
+        for (const bool flag : {false, true}) {
+            deployment d = base();
+            d.q_heads = 6; // 4 ranks do not divide them
+            d.sizes = {tp, pcp, dcp, 1, 1, 1};
+            d.merge = merge_kind::deferred;
+            d.placement = output_placement::partial_sums;
+            d.replicated_q = flag;
+            d.sinks = d.merged_lse = !flag;
+            check_traffic(d);
+            d.output = scalar_type::bf16;
+            check_traffic(d);
+            d.partials = partial::output;
+            check_traffic(d);
+        }
+    }
+}
+
 TEST_CASE("head counts that do not divide are cut into equal chunks of elements") {
     deployment d = base();
     d.sizes = {1, 4, 4, 1, 1, 1};
@@ -151,4 +177,5 @@ TEST_CASE("one rank makes no call") {
     CHECK(decodes_in_silence<merge::a2a>());
     CHECK(decodes_in_silence<merge::ag_rs>());
     CHECK(decodes_in_silence<merge::ag_ar>());
+    CHECK(decodes_in_silence<merge::deferred>());
 }

@@ -358,6 +358,43 @@ TEST_CASE("summing the output projection counts every head exactly once, in ever
     });
 }
 
+TEST_CASE("summing products of partial sums counts every head once for each rank of its group") {
+    for_every_mesh([](const mesh& m) {
+        check_split(m,
+                    [&](std::int64_t rank) { return m.output_projection(rank, output_placement::partial_sums).sum; });
+        for (std::int64_t rank = 0; rank < m.world_size(); ++rank) {
+            const weight_shard shard = m.output_projection(rank, output_placement::partial_sums);
+            CHECK(shard.heads == m.gathered_heads(rank));
+            std::int64_t at = 0; // groups one after another, each with all of its ranks in order
+            const auto& members = shard.sum.members;
+            for (std::size_t i = 0; i < members.size();
+                 at += m.sizes().dcp, i += static_cast<std::size_t>(m.sizes().dcp)) {
+                const rank_group kv = m.groups_of(members[i]).kv;
+                REQUIRE(i + kv.members.size() <= members.size());
+                CHECK(std::equal(kv.members.begin(), kv.members.end(), members.begin() + at));
+                CHECK(m.gathered_heads(members[i]).first == at / m.sizes().dcp * m.gathered_heads());
+            }
+            CHECK(at / m.sizes().dcp * m.gathered_heads() == m.heads().q_heads);
+        }
+    });
+    CHECK(std::string(name_of(output_placement::own_heads)) == "own_heads");
+    CHECK(std::string(name_of(output_placement::scattered)) == "scattered");
+    CHECK(std::string(name_of(output_placement::all_heads)) == "all_heads");
+    CHECK(std::string(name_of(output_placement::partial_sums)) == "partial_sums");
+}
+
+TEST_CASE("TP8 DCP4 of 128 heads: queries projected for a whole group, own heads by the place in it") {
+    const mesh m({.tp = 8, .dcp = 4}, {gqa_kind, 128, 2});
+    for (std::int64_t rank = 0; rank < 8; ++rank) {
+        const std::int64_t half = rank < 4 ? 0 : 64;
+        CHECK(m.query_projection(rank, true) == head_range{half, half + 64});
+        CHECK(m.query_projection(rank, true) == head_range{rank / 4 * (128 / 2), (rank / 4 + 1) * (128 / 2)});
+        CHECK(m.q_heads(rank) == head_range{half + rank % 4 * 16, half + (rank % 4 + 1) * 16});
+        CHECK(m.output_projection(rank, output_placement::own_heads).heads == m.q_heads(rank));
+        CHECK(m.output_projection(rank, output_placement::scattered).heads == m.q_heads(rank));
+    }
+}
+
 TEST_CASE("known meshes have the known heads and sums") {
     const mesh inside_tp({.tp = 4, .dcp = 2}, {gqa_kind, 8, 2});
     CHECK(inside_tp.groups(group_kind::dcp) == parse("[0 1][2 3]"));
@@ -370,6 +407,8 @@ TEST_CASE("known meshes have the known heads and sums") {
         CHECK(inside_tp.output_projection(rank, output_placement::scattered).sum.members == numbers{0, 1, 2, 3});
     }
     CHECK(inside_tp.output_projection(3, output_placement::all_heads).sum.members == numbers{1, 3});
+    CHECK(inside_tp.output_projection(3, output_placement::partial_sums).sum.members == numbers{0, 1, 2, 3});
+    CHECK(inside_tp.output_projection(3, output_placement::partial_sums).heads == head_range{4, 8});
 
     const mesh over_pcp({.tp = 4, .pcp = 2, .dcp = 2}, {gqa_kind, 32, 8});
     CHECK(over_pcp.kv_heads_per_rank() == 2);
@@ -427,6 +466,7 @@ TEST_CASE("a mesh refuses with a code what it can not answer") {
     CHECK(text.find("own_heads or all_heads") != std::string::npos);
     CHECK(refused([&] { m.output_projection(0, output_placement::own_heads); }).empty());
     CHECK(refused([&] { m.output_projection(0, output_placement::all_heads); }).empty());
+    CHECK(refused([&] { m.output_projection(0, output_placement::partial_sums); }).empty());
 
     CHECK(refused([&] { m.check_world(8); }).empty());
     CHECK(refused([&] { mesh({.tp = 8, .pcp = 8}, {mla_kind, 0, 1}).check_world(8); }, &text) == "world_size");

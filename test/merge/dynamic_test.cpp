@@ -20,6 +20,7 @@ void check_same(Static fixed, merge_kind kind, const plain::partials<P>& from, b
     CHECK(std::string(chosen.name()) == fixed.name());
     CHECK(chosen.scatters_heads() == fixed.scatters_heads());
     CHECK(chosen.knows_all_lse() == fixed.knows_all_lse());
+    CHECK(chosen.leaves_partial_sums() == leaves_partial_sums(fixed));
     CHECK(carved_bytes<P, lse_base::natural>(chosen, shape) == carved_bytes<P, lse_base::natural>(fixed, shape));
     collective_schedule of_chosen, of_fixed;
     chosen.schedule(shape, of_chosen);
@@ -30,7 +31,7 @@ void check_same(Static fixed, merge_kind kind, const plain::partials<P>& from, b
         CHECK(of_chosen.calls[i].bytes == of_fixed.calls[i].bytes);
     }
     for (const transport over : {transport::peers, transport::bytes}) {
-        const run_options options{over, true, dense};
+        const run_options options{.over = over, .sinks = true, .dense_partials = dense, .shares = true};
         CHECK(same_bits(run_merge<float, lse_base::natural, lse_base::natural>(chosen, from, options),
                         run_merge<float, lse_base::natural, lse_base::natural>(fixed, from, options)));
     }
@@ -43,6 +44,7 @@ void check_kinds(std::int64_t width) {
         check_same(merge::ag_rs{}, merge_kind::ag_rs, from, dense);
         check_same(merge::ag_ar{}, merge_kind::ag_ar, from, dense);
         check_same(merge::a2a{}, merge_kind::a2a, from, dense);
+        check_same(merge::deferred{}, merge_kind::deferred, from, dense);
     }
 }
 
@@ -58,9 +60,10 @@ TEST_CASE("Merges have names, and a name that is none is refused with those ther
     CHECK(merge_named("ag_rs") == merge_kind::ag_rs);
     CHECK(merge_named("ag_ar") == merge_kind::ag_ar);
     CHECK(merge_named("a2a") == merge_kind::a2a);
-    for (const merge_kind kind : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a})
+    CHECK(merge_named("deferred") == merge_kind::deferred);
+    for (const merge_kind kind : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a, merge_kind::deferred})
         CHECK(merge_named(merge::dynamic{kind}.name()) == kind);
-    for (const std::string name : {"", "A2A", "ring"}) {
+    for (const std::string name : {"", "A2A", "ring", "deferred "}) {
         std::string code, sentence;
         try {
             merge_named(name);
@@ -70,7 +73,7 @@ TEST_CASE("Merges have names, and a name that is none is refused with those ther
         }
         CHECK(code == "merge");
         CHECK(sentence.find("'" + name + "'") != std::string::npos);
-        CHECK(sentence.find("ag_rs, ag_ar and a2a") != std::string::npos);
+        CHECK(sentence.find("ag_rs, ag_ar, a2a and deferred") != std::string::npos);
     }
     CHECK(merge::dynamic{}.kind == merge_kind::a2a);
 }

@@ -41,8 +41,11 @@ bytes formulas(merge_kind kind, const exchange_shape& s) {
         ++sum.collectives;
     }
     if (n == 1) return {0, 0, 0, 0, 0, 0};
-    const bool scatters = kind != merge_kind::ag_ar;
-    if (kind == merge_kind::a2a) {
+    const bool scatters = kind == merge_kind::a2a || kind == merge_kind::ag_rs;
+    if (kind == merge_kind::deferred) {
+        sum.gather_lse = (n - 1) * r * hg * 4;
+        sum.collectives += 1;
+    } else if (kind == merge_kind::a2a) {
         sum.outputs = (n - 1) * r * (hg / n) * (dv * e + 4);
         sum.collectives += 1;
     } else {
@@ -92,7 +95,7 @@ bool fits(std::uint64_t exact, double kib) {
     return std::fabs(static_cast<double>(exact) / 1024 - kib) <= 0.55 * digit;
 }
 
-constexpr merge_kind kinds[] = {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a};
+constexpr merge_kind kinds[] = {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a, merge_kind::deferred};
 
 } // namespace
 
@@ -172,10 +175,25 @@ TEST_CASE("Published tables of KiB a layer come out, to their last digit") {
     }
 }
 
+TEST_CASE("Published tables of KiB for LSEs alone come out; theirs are pairs, of twice the bytes") {
+    const struct {
+        std::int64_t ranks, heads;
+        double kib[3]; // 1, 32 and 128 rows
+    } table[] = {{8, 64, {3.5, 112, 448}}, {4, 32, {.75, 24, 96}}, {2, 16, {.125, 4, 16}}, {2, 8, {.0625, 2, 8}}};
+    for (const auto& one : table)
+        for (std::size_t i = 0; i < 3; ++i) {
+            const std::int64_t rows = i == 0 ? 1 : (i == 1 ? 32 : 128);
+            const bytes sent = replicated(merge_kind::deferred, gqa_shape(one.ranks, rows, one.heads, 128));
+            CHECK(2 * static_cast<double>(sent.total) == 1024 * one.kib[i]);
+            CHECK(sent.collectives == 1);
+        }
+}
+
 TEST_CASE("Byte counts are 64-bit") {
     exchange_shape shape = mla_shape(8, 10'000'000);
     shape.partial_bytes = 4;
     for (const merge_kind kind : kinds) CHECK((counted(kind, shape) == formulas(kind, shape)));
+    CHECK(counted(merge_kind::deferred, shape).gather_lse == 7ULL * 10'000'000 * 128 * 4);
     CHECK(counted(merge_kind::ag_rs, shape).outputs == 7ULL * 10'000'000 * 16 * 512 * 4);
 }
 

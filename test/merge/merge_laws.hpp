@@ -57,7 +57,10 @@ bool is_merged(const plain::partials<P>& from, bool sinks, const results<Out, Ou
 template <class Merge, class P, class Out>
 double bound_of(const Merge& merge) {
     const bool rounds_parts = sizeof(P) == 2 && std::string(merge.name()) != "a2a";
-    return plain::merge_bound<Out>() + (rounds_parts ? std::ldexp(1.0, -1 - plain::format_of<P>().mantissa_bits) : 0.0);
+    const bool rounds_shares =
+        sizeof(Out) == 2 && leaves_partial_sums(merge); // which are rounded before they are added
+    const double part = rounds_parts ? std::ldexp(1.0, -1 - plain::format_of<P>().mantissa_bits) : 0.0;
+    return plain::merge_bound<Out>() + part + (rounds_shares ? plain::merge_bound<Out>() : 0.0);
 }
 
 // Over every transport: the ranks' results are right, and moving bytes gives the bits of reading peers in place.

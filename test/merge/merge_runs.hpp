@@ -102,6 +102,7 @@ struct run_options {
     bool sinks = false;
     bool dense_partials = false;
     bool lengths = true; // false: no part is empty by its length
+    bool shares = false; // partial sums as the ranks have them; else added, as the caller would
 };
 
 // What one rank has after a merge: its heads of the output, and the heads whose merged LSE it knows.
@@ -178,7 +179,8 @@ void write_partials(const plain::partials<P>& from, std::size_t rank, const part
 template <class Out, lse_base OutBase, lse_base Base, class Merge, class Comm, class P>
 rank_result<Out, OutBase> merge_on_rank(const Merge& merge, Comm& comm, const plain::partials<P>& from,
                                         const run_options& options) {
-    const exchange_shape shape = shape_of(from, options.dense_partials);
+    exchange_shape shape = shape_of(from, options.dense_partials);
+    if (leaves_partial_sums(merge)) shape.placement = output_placement::partial_sums;
     nan_workspace workspace(carved_bytes<P, Base>(merge, shape));
     carver memory(workspace.data());
     const auto buffers = merge.template carve<P, Base>(memory, shape);
@@ -206,6 +208,16 @@ rank_result<Out, OutBase> merge_on_rank(const Merge& merge, Comm& comm, const pl
     return result;
 }
 
+// Gives every rank the sum of all ranks' outputs.
+template <class Out, lse_base OutBase>
+void add_shares(results<Out, OutBase>& all) {
+    for (std::size_t at = 0; at < all[0].out.size(); ++at) {
+        double sum = 0;
+        for (const auto& rank : all) sum += static_cast<double>(static_cast<float>(rank.out[at]));
+        for (auto& rank : all) rank.out[at] = static_cast<Out>(static_cast<float>(sum));
+    }
+}
+
 // All ranks' sides. Transports that add are there for fp32 partials that keep their base: elsewhere they would only be
 // compiled once more.
 template <class Out, lse_base OutBase, lse_base Base, class Merge, class P>
@@ -226,6 +238,7 @@ results<Out, OutBase> run_merge(const Merge& merge, const plain::partials<P>& fr
                             run(added);
                         }
                     });
+    if (leaves_partial_sums(merge) && !options.shares) add_shares(all);
     return all;
 }
 

@@ -326,12 +326,59 @@ TEST_CASE("A merge is legal where the decoder takes it") {
     exchange_shape spread = shape; // 6 heads of 2 row owners make 12 messages' worth
     spread.row_owners = 2;
     spread.rows = 2;
-    for (const merge_option& option : best_merge(machine(), spread, load_of(requests)).options) CHECK(option.legal);
+    const auto all_but_deferred = [&](const exchange_shape& of) {
+        for (const merge_option& option : best_merge(machine(), of, load_of(requests)).options)
+            CHECK(option.legal == (option.kind != merge_kind::deferred));
+    };
+    all_but_deferred(spread);
     exchange_shape scattered = shape;
     scattered.placement = output_placement::scattered;
     CHECK(says(refusal_of([&] { best_merge(machine(), scattered, load_of(requests)); }), "scatter_heads", {"6", "4"}));
     scattered.gathered_heads = 8;
-    for (const merge_option& option : best_merge(machine(), scattered, load_of(requests)).options) CHECK(option.legal);
+    all_but_deferred(scattered);
+}
+
+TEST_CASE("The deferred merge is offered where partial sums are wanted, and costs its gather and its scaling") {
+    const std::array<request_load, 1> requests{{{1, 100}}};
+    exchange_shape shape = shape_of(4, 2, 2, 6); // N need not divide the heads
+    shape.placement = output_placement::partial_sums;
+    shape.replicated_q = true;
+    attention_load load = load_of(requests, 6);
+    const merge_choice choice = best_merge(machine(), shape, load);
+    CHECK(choice.kind == merge_kind::deferred);
+    CHECK(choice.options[3].kind == merge_kind::deferred);
+    for (const merge_option& option : choice.options) CHECK(option.legal == (option.kind == merge_kind::deferred));
+    CHECK(near(choice.cost.exchange_us, 7 + 3 * (2 * 6 * 4) / 2500.0));
+    CHECK(near(choice.cost.merge_us, 2 + (4 * 2 * 6 * 4 + 2 * 6 * 24 * 4) / 640.0)); // LSEs of all, own partial
+    CHECK(near(choice.cost.projection_us, 3 * 5000 / 1600.0));                       // of Q, for the heads of others
+    for (const auto placement :
+         {output_placement::own_heads, output_placement::scattered, output_placement::all_heads}) {
+        shape.placement = placement;
+        CHECK(says(refusal_of([&] { layer_us(machine(), merge::deferred{}, shape, load); }), "placement",
+                   {"deferred", name_of(placement)}));
+    }
+    shape.placement = output_placement::partial_sums;
+    CHECK(says(refusal_of([&] { layer_us(machine(), merge::a2a{}, shape, load); }), "placement", {"a2a"}));
+    shape.ranks = shape.distinct_tp = 1;
+    CHECK(near(best_merge(machine(), shape, load).cost.total_us(), 3 + 6.4));
+}
+
+TEST_CASE("Weights of the output projection are those of the heads that are placed") {
+    attention_load load = load_of({});
+    load.output_weight_bytes_per_head = 3200;
+    exchange_shape shape = shape_of(4, 2, 1, 8);
+    const struct {
+        output_placement placement;
+        merge_kind kind;
+        double heads;
+    } all[] = {{output_placement::own_heads, merge_kind::a2a, 4},
+               {output_placement::scattered, merge_kind::ag_rs, 2},
+               {output_placement::all_heads, merge_kind::ag_ar, 8},
+               {output_placement::partial_sums, merge_kind::deferred, 8}};
+    for (const auto& one : all) {
+        shape.placement = one.placement;
+        CHECK(near(layer_us(machine(), merge::dynamic{one.kind}, shape, load).projection_us, one.heads * 2));
+    }
 }
 
 TEST_CASE("The best merge is the least total, whichever it is") {
@@ -345,6 +392,7 @@ TEST_CASE("The best merge is the least total, whichever it is") {
     const merge_choice choice = best_merge(costs, shape, load_of({}));
     CHECK(choice.kind == merge_kind::ag_ar);
     for (const merge_option& option : choice.options) {
+        if (!option.legal) continue;
         const decode_cost alone = layer_us(costs, merge::dynamic{option.kind}, shape, load_of({}));
         CHECK(option.cost.total_us() == alone.total_us());
         CHECK(choice.cost.total_us() <= option.cost.total_us());

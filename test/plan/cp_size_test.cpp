@@ -292,6 +292,9 @@ TEST_CASE("What is no domain, model or request is refused") {
         model.*field = 0;
         CHECK(says(refused(model, good, {2, 1, -1}), "size", {"0", "at least 1"}));
     }
+    model_shape sums = small_model();
+    sums.merge = merge_kind::deferred;
+    CHECK(says(refused(sums, good, {2, 1, -1}), "placement", {"deferred", "partial sums", "ag_ar"}));
     machine_costs costs = machine();
     costs.flops_per_us = 0;
     CHECK(says(refusal_of([&] { cp_size_costs(costs, small_model(), good, {2, 1, -1}); }), "costs", {"flops_per_us"}));

@@ -112,6 +112,15 @@ TEST_CASE("heads that do not scatter are refused only where decode rows must be 
     CHECK(refusal(2, prefill_path::gather_kv) == "none");
 }
 
+TEST_CASE("a merge that leaves partial sums is refused, with decode rows or without") {
+    using chosen = policy<policy_type::attention_type, policy_type::interleave_type, merge::deferred>;
+    for (const std::int64_t decode_rows : {0, 2}) {
+        const std::string refusal =
+            refusal_of_shape<chosen>([&](prefill_shape& s) { s.max_decode_rows = decode_rows; });
+        CHECK(says(refusal, "placement", {"merge deferred", "own heads of own rows", "ag_ar"}));
+    }
+}
+
 TEST_CASE("groups in another order than the mesh are refused") {
     local_world kv(2), rows(2);
     local_communicator kv_rank = kv.rank(0), rows_rank = rows.rank(1);

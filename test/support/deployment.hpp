@@ -104,6 +104,7 @@ struct heads_held {
 // pcp fastest in the order from which dcp groups are cut.
 struct rank_facts {
     std::int64_t shard = 0; // its place in its dcp group
+    std::int64_t group = 0; // its dcp group, the first is 0
     heads_held own;         // query heads
     heads_held gathered;    // query heads of the group
     heads_held kv;
@@ -121,14 +122,15 @@ inline rank_facts facts_of(const deployment& d, std::int64_t rank) {
     const std::int64_t first = t / m * all;
     rank_facts facts;
     facts.shard = place % n;
+    facts.group = place / n;
     facts.own = {t * own, own};
     facts.gathered = {first, all};
     facts.kv =
         d.kv_heads >= tp ? heads_held{t * (d.kv_heads / tp), d.kv_heads / tp} : heads_held{t / (tp / d.kv_heads), 1};
     facts.queries = d.replicated_q ? facts.gathered : facts.own;
     facts.output = d.placement == output_placement::own_heads   ? facts.own
-                   : d.placement == output_placement::all_heads ? facts.gathered
-                                                                : heads_held{first + facts.shard * (all / n), all / n};
+                   : d.placement == output_placement::scattered ? heads_held{first + facts.shard * (all / n), all / n}
+                                                                : facts.gathered;
     return facts;
 }
 

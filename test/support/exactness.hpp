@@ -122,6 +122,12 @@ inline void add_magnitude(const deployment& d, attention_problem ask, const atte
     }
 }
 
+// Whether something narrow crosses ranks, or is added by the caller.
+inline bool rounds_shares(const deployment& d) {
+    const bool narrow_sums = d.placement == output_placement::partial_sums && d.output != scalar_type::f32;
+    return d.partials == partial::output || narrow_sums;
+}
+
 } // namespace detail
 
 inline expectation expected(const deployment& d, const planted_data& data) {
@@ -133,12 +139,12 @@ inline expectation expected(const deployment& d, const planted_data& data) {
         const attention_result result = attend(ask);
         want.out.insert(want.out.end(), result.out.begin(), result.out.end());
         want.lse.insert(want.lse.end(), result.lse.begin(), result.lse.end());
-        if (d.partials == partial::output) detail::add_magnitude(d, ask, result, want.magnitude);
+        if (detail::rounds_shares(d)) detail::add_magnitude(d, ask, result, want.magnitude);
     }
     const auto cells = static_cast<std::size_t>(want.rows * d.q_heads);
     want.out.resize(cells * static_cast<std::size_t>(d.value_width), 0.0);
     want.lse.resize(cells, minus_infinity);
-    want.magnitude.resize(d.partials == partial::output ? want.out.size() : 0, 0.0);
+    want.magnitude.resize(detail::rounds_shares(d) ? want.out.size() : 0, 0.0);
     return want;
 }
 
@@ -155,6 +161,8 @@ struct distance {
 // to a narrow type on the way adds at most half a unit in the last place of what is rounded: of the result once where
 // the output is narrow; of each shard's share once with A2A, twice with AG+RS (as attended, as scaled), and with AG+AR
 // once more, where the sum is sent back. The last one is of the sum, which is no larger than the shares together.
+// Partial sums are shares until the caller adds them: rounded as attended and as scaled, to the type of partials, and
+// once where they are narrow for the first time in the output.
 inline constexpr double exact_bound = 2e-6;
 
 // Half a unit in the last place of a value in a narrow type; 0 for fp32, whose roundings are part of the bound.
@@ -166,9 +174,9 @@ inline double half_ulp(scalar_type type, double value) {
 
 // The roundings of a shard's share on its way to the result. One rank merges where there is something to merge with.
 inline double part_roundings(const deployment& d) {
-    if (d.partials == partial::fp32) return 0.0;
+    if (d.partials == partial::fp32) return detail::rounds_shares(d) ? 1.0 : 0.0;
     if (d.dcp() == 1) return d.sinks ? 1.0 : 0.0;
-    return d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_rs ? 2.0 : 3.0);
+    return d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_ar ? 3.0 : 2.0);
 }
 
 inline double ulp_of(double value) {
@@ -194,8 +202,30 @@ inline double lse_distance(double natural, double got, lse_base base) {
 
 } // namespace detail
 
+namespace detail {
+
+// What the ranks return, shares added over each dcp group as the sum behind the output projection adds them.
+inline std::vector<std::vector<double>> added_outputs(const deployment& d, const std::vector<rank_output>& got) {
+    std::vector<std::vector<double>> sums;
+    for (const rank_output& rank : got) sums.emplace_back(rank.out.begin(), rank.out.end());
+    if (d.placement != output_placement::partial_sums) return sums;
+    for (std::size_t rank = 0; rank < got.size(); ++rank) {
+        std::fill(sums[rank].begin(), sums[rank].end(), 0.0);
+        for (std::size_t other = 0; other < got.size(); ++other) {
+            if (facts_of(d, static_cast<std::int64_t>(other)).group !=
+                facts_of(d, static_cast<std::int64_t>(rank)).group)
+                continue;
+            for (std::size_t i = 0; i < sums[rank].size(); ++i) sums[rank][i] += static_cast<double>(got[other].out[i]);
+        }
+    }
+    return sums;
+}
+
+} // namespace detail
+
 // How far all ranks' outputs together are from the reference.
 inline distance distance_between(const deployment& d, const expectation& want, const std::vector<rank_output>& got) {
+    const std::vector<std::vector<double>> outputs = detail::added_outputs(d, got);
     const double largest = part_roundings(d) * half_ulp(d.element, 1.0); // of a share, relative
     double error = 0.0, norm = 0.0, roundings = 0.0;
     distance result;
@@ -216,7 +246,7 @@ inline distance distance_between(const deployment& d, const expectation& want, c
             for (std::int64_t x = 0; x < d.value_width; ++x) {
                 const auto element = static_cast<std::size_t>(at * d.value_width + x);
                 const double right = want.out[element];
-                const double wrong = got[rank].out[static_cast<std::size_t>(i * d.value_width + x)] - right;
+                const double wrong = outputs[rank][static_cast<std::size_t>(i * d.value_width + x)] - right;
                 const double rounding =
                     half_ulp(d.output, right) + (largest > 0.0 ? largest * want.magnitude[element] : 0.0);
                 error += wrong * wrong;

@@ -60,6 +60,10 @@ inline void draw_ranks(deployment& d, random_numbers& random) {
         d.merge = merge_kind::ag_ar;
         d.placement = random.one_of({output_placement::own_heads, output_placement::all_heads});
     }
+    if (random.below(5) == 0) {
+        d.merge = merge_kind::deferred;
+        d.placement = output_placement::partial_sums;
+    }
     d.replicated_q = random.below(3) == 0;
     d.interleave = random.one_of({1, 1, 2, 3, 4, 5, 16, 64});
 }

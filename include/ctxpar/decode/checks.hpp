@@ -77,6 +77,7 @@ void check_widths(const Policy& policy, const decode_shape& shape, const mesh& r
 template <class Policy>
 void check_policy(const Policy& policy, const decode_shape& shape, const mesh& ranks) {
     check_widths(policy, shape, ranks);
+    check_placement(policy.merging, shape.placement);
     const bool scatters = policy.merging.scatters_heads() || shape.placement == output_placement::scattered;
     require(!scatters || ranks.scatters_heads() || ranks.sizes().dcp == 1, "scatter_heads", "the ",
             ranks.gathered_heads(), " gathered heads do not scatter evenly over dcp ", ranks.sizes().dcp, ", as merge ",

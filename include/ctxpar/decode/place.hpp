@@ -15,7 +15,7 @@ namespace ctxpar::inline v0_1::detail {
 // The heads that the output of group rank `place` holds, among the Hg gathered ones.
 inline head_range placed_heads(const mesh& ranks, output_placement placement, std::int64_t place) {
     const std::int64_t all = ranks.gathered_heads();
-    if (placement == output_placement::all_heads) return {0, all};
+    if (placement == output_placement::all_heads || placement == output_placement::partial_sums) return {0, all};
     const std::int64_t parts = placement == output_placement::scattered ? ranks.sizes().dcp : ranks.distinct_tp();
     const std::int64_t heads = all / parts;
     const std::int64_t at = place / (ranks.sizes().dcp / parts);

@@ -21,10 +21,25 @@
 namespace ctxpar::inline v0_1 {
 
 // What a rank's attention output holds after the merge.
-//   own_heads   the Hl heads of its tp coordinate
-//   scattered   the Hg/N heads [g*Hg/N, (g+1)*Hg/N) of its group's, g its place in the DCP group
-//   all_heads   all Hg heads of its group
-enum class output_placement { own_heads, scattered, all_heads };
+//   own_heads     the Hl heads of its tp coordinate
+//   scattered     the Hg/N heads [g*Hg/N, (g+1)*Hg/N) of its group's, g its place in the DCP group
+//   all_heads     all Hg heads of its group
+//   partial_sums  of all Hg heads of its group the rank's share: the shares of the group's N ranks add up to the output
+enum class output_placement { own_heads, scattered, all_heads, partial_sums };
+
+constexpr const char* name_of(output_placement placement) {
+    switch (placement) {
+    case output_placement::own_heads:
+        return "own_heads";
+    case output_placement::scattered:
+        return "scattered";
+    case output_placement::all_heads:
+        return "all_heads";
+    case output_placement::partial_sums:
+        break;
+    }
+    return "partial_sums";
+}
 
 enum class group_kind { tp, pcp, dcp, pp, dp };
 
@@ -67,7 +82,7 @@ struct decode_groups {
 // The columns of the output projection that a rank multiplies its merged output with.
 struct weight_shard {
     head_range heads; // columns, in query heads of the model
-    rank_group sum;   // ranks whose products add up to the whole, every head once; ordered by the heads they hold
+    rank_group sum;   // ranks whose products add up to the whole; ordered by the heads they hold
 };
 
 // An immutable, checked topology. Every rank makes the same one from the same numbers; nothing here communicates.
@@ -189,14 +204,23 @@ public:
                 view(block(at, at.tp, 1, at.pcp / width * width, width), rank), group(group_kind::pcp, rank)};
     }
 
+    // The DCP groups that together evaluate every head once, the rank's own among them, one after another: T*N/m ranks,
+    // ordered by the heads that a merge scatters to them.
+    rank_group ranks_of_all_heads(std::int64_t rank) const {
+        const mesh_coordinates at = coordinates(rank);
+        const std::int64_t width = shared_pcp();
+        return view(block(at, 0, sizes_.tp, at.pcp / width * width, width), rank);
+    }
+
     // Rows of the query projection, in heads, that the rank holds: its own, or with replicated queries all that its DCP
     // group evaluates, which makes the gather of Q unnecessary.
     head_range query_projection(std::int64_t rank, bool replicated_q) const {
         return replicated_q ? gathered_heads(rank) : q_heads(rank);
     }
 
-    // Columns of the output projection, in heads, for an output placed so, and the ranks to sum over. config_error
-    // "scatter_heads" for scattered heads where N does not divide Hg.
+    // Columns of the output projection, in heads, for an output placed so, and the ranks to sum over: every head once,
+    // or N times with partial sums, whose N ranks all need the columns of the Hg heads; there a projection that is
+    // split inside the group drops shares. config_error "scatter_heads" for scattered heads where N does not divide Hg.
     weight_shard output_projection(std::int64_t rank, output_placement placement) const {
         const mesh_coordinates at = coordinates(rank);
         if (placement == output_placement::own_heads) return {q_heads(rank), group(group_kind::tp, rank)};
@@ -210,13 +234,14 @@ public:
             return {gathered_heads(rank), view(std::move(members), rank)};
         }
 
+        if (placement == output_placement::partial_sums) return {gathered_heads(rank), ranks_of_all_heads(rank)};
+
         require(scatters_heads(), "scatter_heads", "the ", gathered_heads(),
                 " gathered heads do not scatter evenly over dcp ", sizes_.dcp,
                 "; merge with AG+AR and place own_heads or all_heads");
         const std::int64_t each = gathered_heads() / sizes_.dcp;
         const std::int64_t first = gathered_heads(rank).first + dcp_place(at) * each;
-        const std::int64_t width = shared_pcp();
-        return {{first, first + each}, view(block(at, 0, sizes_.tp, at.pcp / width * width, width), rank)};
+        return {{first, first + each}, ranks_of_all_heads(rank)};
     }
 
 private:

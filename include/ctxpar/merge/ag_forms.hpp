@@ -1,4 +1,4 @@
-// What the two forms that gather LSEs share: every rank learns the LSEs of all ranks, scales its own partial by
+// What the forms that gather LSEs share: every rank learns the LSEs of all ranks, scales its own partial by
 // exp(LSE_own - LSE), and then the partials simply add.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace ctxpar::inline v0_1::merge {
 
-// Scratch memory of AG+RS and AG+AR.
+// Scratch memory of AG+RS, AG+AR and the deferred form, which needs only the first and the last.
 template <class P, lse_base Base>
 struct ag_buffers {
     P* own = nullptr;          // [R][Hg][dv] where the attention needs dense outputs; else the same as scaled
@@ -58,24 +58,32 @@ constexpr void schedule_lse_gather(const exchange_shape& shape, collective_sched
               static_cast<std::uint64_t>(shape.rows * shape.gathered_heads) * sizeof(float), "LSE"});
 }
 
-// Gathers the LSEs and scales this rank's partial by its weight: afterwards the partials of all ranks simply add.
+// Gathers the LSEs, this rank's at own.lse_out among them all [N][R][Hg] at `lses`, and scales its partial by its
+// weight: afterwards the partials of all ranks simply add.
 template <communicator C, class Backend, class P, lse_base Base, class Out, lse_base OutBase>
-void gather_and_scale(C& kv, Backend& backend, const merge_call<Out, OutBase>& call, const ag_buffers<P, Base>& buffers,
-                      typename C::stream_type stream) {
+void gather_and_scale(C& kv, Backend& backend, const merge_call<Out, OutBase>& call, const partial_views<P, Base>& own,
+                      lse<Base>* lses, const head_view<P>& scaled, typename C::stream_type stream) {
     const exchange_shape& shape = call.shape;
-    const partial_views<P, Base> own = ag_partials(shape, call.rank, buffers);
     const auto bytes = static_cast<std::size_t>(shape.rows * shape.gathered_heads) * sizeof(float);
-    const part_pointers lses = gather_parts(kv, buffers.lses, bytes, stream, {"LSE", scalar_type::f32, call.digest});
+    const part_pointers all = gather_parts(kv, lses, bytes, stream, {"LSE", scalar_type::f32, call.digest});
     merge_parts<P, Base> parts;
-    parts.lse_parts = lses.at.data();
+    parts.lse_parts = all.at.data();
     parts.count = shape.ranks;
     parts.lse_in = own.lse_out;
     parts.live = call.live;
     parts.live_stride = call.live_stride;
     parts.sinks = call.sinks;
-    backend.scale(parts, call.rank, head_view<const P>(own.out), chunked_view(shape, buffers.scaled),
+    backend.scale(parts, call.rank, head_view<const P>(own.out), scaled,
                   {shape.first_owned_row(call.rank), call.lse_first_head}, call.lse_out, stream);
     end_parts(kv, stream);
+}
+
+// The same into the chunks that a reduction sends.
+template <communicator C, class Backend, class P, lse_base Base, class Out, lse_base OutBase>
+void gather_and_scale(C& kv, Backend& backend, const merge_call<Out, OutBase>& call, const ag_buffers<P, Base>& buffers,
+                      typename C::stream_type stream) {
+    gather_and_scale(kv, backend, call, ag_partials(call.shape, call.rank, buffers), buffers.lses,
+                     chunked_view(call.shape, buffers.scaled), stream);
 }
 
 template <class P, lse_base Base>

@@ -8,16 +8,20 @@
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/ag_ar.hpp>
 #include <ctxpar/merge/ag_rs.hpp>
+#include <ctxpar/merge/deferred.hpp>
 
 namespace ctxpar::inline v0_1 {
 
-enum class merge_kind : std::uint8_t { ag_rs, ag_ar, a2a };
+enum class merge_kind : std::uint8_t { ag_rs, ag_ar, a2a, deferred };
 
-// The kind named "ag_rs", "ag_ar" or "a2a"; config_error "merge" otherwise.
+// The kind named "ag_rs", "ag_ar", "a2a" or "deferred"; config_error "merge" otherwise.
 inline merge_kind merge_named(std::string_view name) {
-    require(name == "ag_rs" || name == "ag_ar" || name == "a2a", "merge", "there is no merge called '",
-            std::string(name), "'; there are ag_rs, ag_ar and a2a");
-    return name == "ag_rs" ? merge_kind::ag_rs : (name == "ag_ar" ? merge_kind::ag_ar : merge_kind::a2a);
+    if (name == "ag_rs") return merge_kind::ag_rs;
+    if (name == "ag_ar") return merge_kind::ag_ar;
+    if (name == "a2a") return merge_kind::a2a;
+    require(name == "deferred", "merge", "there is no merge called '", std::string(name),
+            "'; there are ag_rs, ag_ar, a2a and deferred");
+    return merge_kind::deferred;
 }
 
 namespace merge {
@@ -36,6 +40,8 @@ class dynamic {
             return visitor(ag_rs{});
         case merge_kind::ag_ar:
             return visitor(ag_ar{});
+        case merge_kind::deferred:
+            return visitor(deferred{});
         case merge_kind::a2a:
             break;
         }
@@ -47,12 +53,8 @@ class dynamic {
     static constexpr auto& of(a2a, Buffers& buffers) {
         return buffers.all_to_all;
     }
-    template <class Buffers>
-    static constexpr auto& of(ag_rs, Buffers& buffers) {
-        return buffers.ag;
-    }
-    template <class Buffers>
-    static constexpr auto& of(ag_ar, Buffers& buffers) {
+    template <class Merge, class Buffers>
+    static constexpr auto& of(Merge, Buffers& buffers) {
         return buffers.ag;
     }
 
@@ -68,6 +70,7 @@ public:
     constexpr bool knows_all_lse() const {
         return visit([](auto merge) { return merge.knows_all_lse(); });
     }
+    constexpr bool leaves_partial_sums() const { return kind == merge_kind::deferred; }
     constexpr void schedule(const exchange_shape& shape, collective_schedule& list) const {
         visit([&](auto merge) { merge.schedule(shape, list); });
     }

@@ -2,7 +2,7 @@
 // with different tp coordinates, Hg gathered heads, q and v widths and e bytes an element, each rank sends
 //
 //   gather of Q        (m-1) * R * (Hg/m) * q * e           none where Q is replicated
-//   gather of LSE      (N-1) * R * Hg * 4                   AG forms
+//   gather of LSE      (N-1) * R * Hg * 4                   AG forms, and deferred, which sends nothing else
 //   outputs            (N-1) * R * (Hg/N) * v * e           AG+RS; AG+AR twice that
 //                      (N-1) * R * (Hg/N) * (v*e + 4)       A2A, the LSE beside each output
 //   gather of heads    (N/m-1) * R * (Hg/N) * v * e         after a merge that scatters, for own_heads where m < N

@@ -3,7 +3,8 @@
 //
 // Before a merge every rank has a partial (O, LSE) of all gathered heads Hg over its own keys; after it, rank g of the
 // group has the exact output of some heads: of heads [g*Hg/N, (g+1)*Hg/N) where the merge scatters heads, of any heads
-// where it does not.
+// where it does not. A merge may also leave the last sum to the caller: then every rank has a share of all Hg heads,
+// and the shares of all ranks add up to the output.
 //
 // In a prefill the rows too belong to different ranks: those of a group's s PCP coordinates were gathered, rank g owns
 // the rows of coordinate g mod s, and a merge leaves it with those only. Its heads are then those of its tp coordinate
@@ -166,6 +167,8 @@ constexpr head_view<T> message_view(const exchange_shape& shape, T* base, std::i
 //   carve<P, Base>(carver, shape) -> buffers          its scratch memory
 //   partials(shape, rank, buffers) -> partial_views   where the attention writes
 //   run(kv, backend, call, buffers, stream)           makes the calls of its schedule; all ranks of the group, N > 1
+// and, where it leaves partial sums,
+//   leaves_partial_sums()   true: the output placement must be partial_sums, and with any other merge must not
 template <class M>
 concept merge_policy = requires(const M merge, const exchange_shape shape, collective_schedule& list, carver& memory,
                                 std::int64_t rank) {
@@ -178,7 +181,30 @@ concept merge_policy = requires(const M merge, const exchange_shape shape, colle
         } -> std::same_as<partial_views<float, lse_base::natural>>;
 };
 
+// Whether the ranks' outputs of a merge are shares that still have to be added.
+template <merge_policy Merge>
+constexpr bool leaves_partial_sums(const Merge& merge) {
+    if constexpr (requires {
+                      { merge.leaves_partial_sums() } -> std::convertible_to<bool>;
+                  }) {
+        return merge.leaves_partial_sums();
+    } else {
+        return false;
+    }
+}
+
 namespace detail {
+// Refuses a merge and a placement of which only one is of partial sums.
+template <merge_policy Merge>
+void check_placement(const Merge& merge, output_placement placement) {
+    const bool shares = leaves_partial_sums(merge);
+    require(shares == (placement == output_placement::partial_sums), "placement", "merge ", merge.name(), " leaves ",
+            shares ? "partial sums of all gathered heads" : "merged heads", " and the output is placed ",
+            name_of(placement),
+            "; legal are merge::deferred with partial_sums, and other merges with own_heads, "
+            "scattered or all_heads");
+}
+
 // FNV-1a over plain values: the digest by which ranks agree on policy, shapes and schedule.
 class digest {
 public:

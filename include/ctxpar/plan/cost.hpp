@@ -5,7 +5,8 @@
 //   attention      attend_us + max(bytes_per_token * sum(keys) / read_bytes_per_us,
 //                                  2 * heads * (q+v) * sum(rows * keys) / flops_per_us)
 //   merge          operations * merge_us + bytes read / merge_bytes_per_us           see layer_us
-//   Q projection   (Hg - Hg/m) * q_weight_bytes_per_head / weight_bytes_per_us       replicated Q only
+//   projections    (Hg - Hg/m) * q_weight_bytes_per_head / weight_bytes_per_us       replicated Q only
+//                  + placed heads * output_weight_bytes_per_head / weight_bytes_per_us
 //   layer          their sum; a step is as many layers as the model has
 //
 // What all ranks do alike whatever is chosen (norms, own heads of Q, experts) is left out. Results depend on the
@@ -45,7 +46,7 @@ struct machine_costs {
     double attend_us = 0;                     // of an attention call without keys
     double merge_bytes_per_us = 0;            // partials that a merge reads
     double merge_us = 0;                      // of an operation of a merge without bytes
-    double weight_bytes_per_us = 0;           // weights of the Q projection; 0: as read_bytes_per_us
+    double weight_bytes_per_us = 0;           // weights of the projections; 0: as read_bytes_per_us
 };
 
 namespace detail {
@@ -158,6 +159,9 @@ struct attention_load {
     std::int64_t bytes_per_token = 0;         // keys and values of one token and layer on a rank that owns it
     std::int64_t q_weight_bytes_per_head = 0; // weights of the Q projection, for replicated Q
     std::span<const request_load> requests;   // with their keys on that rank
+    // Weights of the output projection, where placements are compared: own_heads reads those of Hg/m heads, scattered
+    // of Hg/N, all_heads and partial_sums of Hg. 0: all ranks do alike whatever is chosen.
+    std::int64_t output_weight_bytes_per_head = 0;
 };
 
 // The attention call of a layer, see the head of this file: a request's keys are read once for all its rows.
@@ -178,27 +182,35 @@ struct decode_cost {
     double attention_us = 0;
     double exchange_us = 0;   // collectives
     double merge_us = 0;      // arithmetic and copies behind them
-    double projection_us = 0; // weights of Q that the rank reads for heads of other ranks
+    double projection_us = 0; // weights of Q that the rank reads for heads of other ranks, and of the output
 
     constexpr double total_us() const { return attention_us + exchange_us + merge_us + projection_us; }
 };
 
-// Whether a merge can serve a shape: where it scatters, or scattered heads are wanted, N must divide them.
+// Whether a merge can serve a shape: partial sums are left where they are wanted and only there; and where the merge
+// scatters, or scattered heads are wanted, N must divide them.
 template <merge_policy Merge>
 constexpr bool merge_serves(const Merge& merge, const exchange_shape& shape) {
+    if (leaves_partial_sums(merge) != (shape.placement == output_placement::partial_sums)) return false;
     return shape.scatters() || (!merge.scatters_heads() && shape.placement != output_placement::scattered);
 }
 
 namespace detail {
 
+// Heads that the output holds.
+constexpr std::int64_t placed_heads(const exchange_shape& shape) {
+    if (shape.placement == output_placement::own_heads) return shape.heads_per_rank();
+    return shape.placement == output_placement::scattered ? shape.scattered_heads() : shape.gathered_heads;
+}
+
 // The arithmetic behind the collectives of a layer; see layer_us.
 template <merge_policy Merge>
 double merge_arithmetic_us(const machine_costs& costs, const Merge& merge, const exchange_shape& shape) {
-    const std::int64_t heads = shape.placement == output_placement::own_heads   ? shape.heads_per_rank()
-                               : shape.placement == output_placement::scattered ? shape.scattered_heads()
-                                                                                : shape.gathered_heads;
+    const std::int64_t heads = placed_heads(shape);
     const bool adds = !has_cost(costs, collective_op::reduce_scatter); // no entry that includes the sum
     double operations = 0, bytes = 0;
+    if (leaves_partial_sums(merge) && shape.ranks > 1)
+        bytes += static_cast<double>(shape.rows * heads * shape.value_width * shape.partial_bytes);
     const collective_schedule list = layer_schedule(merge, shape);
     for (int i = 0; i < list.count; ++i) {
         const collective_call& call = list.calls[static_cast<std::size_t>(i)];
@@ -233,19 +245,24 @@ double merge_arithmetic_us(const machine_costs& costs, const Merge& merge, const
 //   reduce_scatter   1, reads N*b, and N*b were scaled   the sum; where its cost includes it, a copy of b
 //   all_reduce       2, read N*b/2 and the placed heads, and N*b/2 were scaled
 //                                                        the sum, where no cost includes it, and the copy
+//   partial sums     reads the partial of all heads        that its scaling writes; the caller's sum is not in it
 //
-// config_error "scatter_heads" where merge_serves says no, "costs" as call_us.
+// config_error "placement" or "scatter_heads" where merge_serves says no, "costs" as call_us.
 template <merge_policy Merge>
 decode_cost layer_us(const machine_costs& costs, const Merge& merge, const exchange_shape& shape,
                      const attention_load& load) {
+    detail::check_placement(merge, shape.placement);
     require(merge_serves(merge, shape), "scatter_heads", "the ", shape.gathered_heads,
             " gathered heads do not scatter evenly over ", shape.ranks, " ranks, as merge ", merge.name(),
             " with this placement needs; merge with merge::ag_ar and place own_heads or all_heads");
     const double weights = costs.weight_bytes_per_us > 0 ? costs.weight_bytes_per_us : costs.read_bytes_per_us;
     const auto others = static_cast<double>(shape.replicated_q ? shape.gathered_heads - shape.heads_per_rank() : 0);
+    const auto placed = static_cast<double>(detail::placed_heads(shape));
     return {attention_us(costs, load), schedule_us(costs, layer_schedule(merge, shape)),
             detail::merge_arithmetic_us(costs, merge, shape),
-            others * static_cast<double>(load.q_weight_bytes_per_head) / weights};
+            (others * static_cast<double>(load.q_weight_bytes_per_head) +
+             placed * static_cast<double>(load.output_weight_bytes_per_head)) /
+                weights};
 }
 
 // A merge and what a layer costs with it; all zero where it cannot serve the shape.
@@ -256,18 +273,19 @@ struct merge_option {
 };
 
 struct merge_choice {
-    std::array<merge_option, 3> options; // a2a, ag_rs, ag_ar: fewest collectives first
+    std::array<merge_option, 4> options; // a2a, ag_rs, ag_ar: fewest collectives first; deferred
     merge_kind kind = merge_kind::a2a;   // for merge::dynamic{kind}
     decode_cost cost;                    // with it
 };
 
-// The legal merge of the least total; of equals the first in that order. There always is one, ag_ar, unless scattered
-// heads are wanted of a number that N does not divide: config_error "scatter_heads". config_error "costs".
+// The legal merge of the least total; of equals the first in that order. There always is one, ag_ar, or deferred where
+// the placement is partial sums, unless scattered heads are wanted of a number that N does not divide: config_error
+// "scatter_heads". config_error "costs".
 inline merge_choice best_merge(const machine_costs& costs, const exchange_shape& shape, const attention_load& load) {
     check(costs);
     merge_choice choice;
     const merge_option* best = nullptr;
-    constexpr std::array kinds = {merge_kind::a2a, merge_kind::ag_rs, merge_kind::ag_ar};
+    constexpr std::array kinds = {merge_kind::a2a, merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::deferred};
     for (std::size_t i = 0; i < kinds.size(); ++i) {
         merge_option& option = choice.options[i];
         option = {kinds[i], merge_serves(merge::dynamic{kinds[i]}, shape), {}};

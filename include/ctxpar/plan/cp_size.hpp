@@ -68,6 +68,9 @@ inline void check_model(const model_shape& model) {
     at_least_one("bytes_per_token", model.bytes_per_token);
     at_least_one("partial_bytes", model.partial_bytes);
     at_least_one("output_bytes", model.output_bytes);
+    require(model.merge != merge_kind::deferred, "placement",
+            "the merge is deferred, which leaves partial sums; replicas that join have no sum behind the output "
+            "projection that would add them, so the merge must be a2a, ag_rs or ag_ar");
 }
 
 inline void check_requests(std::span<const request_load> requests) {
@@ -127,8 +130,8 @@ inline cp_size_option cp_size_cost(const machine_costs& costs, const model_shape
 // The cost of a layer for every CP size in the domain: the divisors of G, as many ranks as a merge takes. A request's
 // keys are its length in tokens, this step's own included.
 //
-// config_error: "costs", "size" of a model, "length" or "rows" of a request, "ranks" or "interleave" of a domain, and
-// "capacity", with the tokens that each size needs, where none has room.
+// config_error: "costs", "size" or "placement" of a model, "length" or "rows" of a request, "ranks" or "interleave" of
+// a domain, and "capacity", with the tokens that each size needs, where none has room.
 inline cp_size_choice cp_size_costs(const machine_costs& costs, const model_shape& model,
                                     std::span<const request_load> requests, const cp_domain& domain) {
     check(costs);

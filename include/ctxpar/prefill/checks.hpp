@@ -45,6 +45,9 @@ prefill_limits limits_of(const Policy& policy, const prefill_shape& shape, bool 
     const decode_shape decode = decode_part(shape);
     const mesh ranks = mesh_of<typename Policy::attention_type>(shape);
     check_widths(policy, decode, ranks);
+    require(!leaves_partial_sums(policy.merging), "placement", "merge ", policy.merging.name(),
+            " leaves partial sums of all gathered rows and heads, and a prefiller places own heads of own rows; merge "
+            "with merge::a2a, merge::ag_rs or merge::ag_ar");
     const std::int64_t query_width = std::max(policy.attention.query_width(), shape.projected_query_width);
     const std::int64_t all_rows = queries_may_travel(shape) ? ranks.sizes().dcp : 1;
     require(product_fits({shape.max_rows, ranks.sizes().pcp, all_rows, ranks.gathered_heads(), query_width}), "size",
