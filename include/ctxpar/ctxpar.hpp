@@ -17,5 +17,6 @@
 #include <ctxpar/merge/policy.hpp>
 #include <ctxpar/plan/cost.hpp>
 #include <ctxpar/plan/cp_size.hpp>
+#include <ctxpar/plan/merge_for.hpp>
 #include <ctxpar/prefill.hpp>
 #include <ctxpar/version.hpp>
