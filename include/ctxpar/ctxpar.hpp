@@ -8,6 +8,7 @@
 #include <ctxpar/backend/with_attention.hpp>
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/decode.hpp>
+#include <ctxpar/layout/feed_forward.hpp>
 #include <ctxpar/layout/reshard.hpp>
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/ag_ar.hpp>
