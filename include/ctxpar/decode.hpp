@@ -22,6 +22,7 @@
 #include <ctxpar/core/workspace.hpp>
 #include <ctxpar/decode/buffers.hpp>
 #include <ctxpar/decode/checks.hpp>
+#include <ctxpar/decode/maps.hpp>
 #include <ctxpar/decode/pass.hpp>
 #include <ctxpar/decode/place.hpp>
 #include <ctxpar/decode/shape.hpp>
@@ -119,15 +120,26 @@ public:
     template <class Out, lse_base LseBase = lse_base::natural>
     void decode(const decode_step& step, const head_view<const element>& q, const kv_view<const kv_element>& cache,
                 const head_view<Out>& out, const layer_options<LseBase>& options, stream_type stream) {
+        decode(step, q, cache, out, options, head_maps<>{}, stream);
+    }
+
+    // The same with linear maps of heads behind the gather of Q and before the exchange of outputs, see
+    // decode/maps.hpp: q is as wide as the shape's unmapped_query_width and out as its mapped_width. config_error "map"
+    // where the shape has no room for a map, or for one that is not given.
+    template <class Out, lse_base LseBase = lse_base::natural, class Queries, class Values>
+    void decode(const decode_step& step, const head_view<const element>& q, const kv_view<const kv_element>& cache,
+                const head_view<Out>& out, const layer_options<LseBase>& options,
+                const head_maps<Queries, Values>& maps, stream_type stream) {
         detail::check_step(step, digest_);
-        detail::check_vectors("q", q, step.rows, query_heads(), policy_.attention.query_width());
+        detail::check_maps(maps, shape_);
+        detail::check_vectors("q", q, step.rows, query_heads(), detail::query_width_of(policy_, shape_));
         detail::check_cache(cache, policy_.attention, mesh_.kv_heads_per_rank(), step.slots_needed);
-        detail::check_output(out, options.lse_out, step.rows, output_heads(), policy_.attention.value_width(), shape_,
-                             scalar_type_of<element>);
+        detail::check_output(out, options.lse_out, step.rows, output_heads(), detail::value_width_of(policy_, shape_),
+                             shape_, scalar_type_of<element>);
         const buffers memory = carve(step.scratch);
         detail::shard_pass<Policy, Backend, Communicator>{groups_,        backend_,    policy_,        step.shape,
                                                           step.attention, memory.pass, placed().first, step.digest}
-            .run(q, cache, out, options, stream);
+            .run(q, cache, out, options, stream, maps);
     }
 
     const mesh& ranks() const { return mesh_; }
@@ -199,8 +211,8 @@ private:
         plan.segments = step.batch.requests + 1;
         plan.heads = step.shape.gathered_heads;
         plan.kv_heads = mesh_.kv_heads_per_rank();
-        plan.query_width = step.shape.query_width;
-        plan.value_width = step.shape.value_width;
+        plan.query_width = policy_.attention.query_width();
+        plan.value_width = policy_.attention.value_width();
         plan.rows_per_request = rows_per_request();
         plan.memory = memory.callable;
         return plan;

@@ -96,4 +96,9 @@ TEST_CASE("what a topology does not need is not carved") {
     shape.replicated_q = false;
     shape.placement = output_placement::all_heads; // heads are gathered again: [4][7][2][16] bf16
     CHECK(bytes_of(shape) == base + 4 * 7 * 2 * 16 * 2);
+    shape.placement = output_placement::own_heads;
+    shape.mapped_width = 16; // partial outputs before their map: [7][8][16] fp32
+    CHECK(bytes_of(shape) == base + 7 * 8 * 16 * 4);
+    shape.unmapped_query_width = 16; // mapped queries: [7][8][16] bf16
+    CHECK(bytes_of(shape) == base + 7 * 8 * 16 * 4 + 7 * 8 * 16 * 2);
 }

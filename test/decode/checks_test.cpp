@@ -65,6 +65,13 @@ TEST_CASE("anything that must agree changes the digest, and the rank does not") 
     changed([](decode_shape& s) { s.merged_lse = true; });
     changed([](decode_shape& s) { s.output = scalar_type::f32; });
     changed([](decode_shape& s) { s.longest = 65; });
+    changed([](decode_shape& s) { s.mapped_width = 16; });
+    changed([](decode_shape& s) { s.unmapped_query_width = 16; });
+    {
+        decode_shape sums = base;
+        sums.placement = output_placement::partial_sums;
+        differs(digest_of(chosen(64, 16, merge_kind::deferred), sums));
+    }
     CHECK(seen.size() == count);
 
     // The same policy made by types or by values is the same; so is a shape on another rank with another pool.
@@ -100,6 +107,11 @@ TEST_CASE("a shape whose buffers can not be counted in 63 bits is refused") {
     shape.max_rows = std::int64_t{1} << 48;
     const auto made = chosen(64, 16, merge_kind::a2a);
     CHECK_THROWS_AS(detail::check_policy(made, shape, mesh_of(shape)), config_error);
+    for (const auto field : {&decode_shape::mapped_width, &decode_shape::unmapped_query_width}) {
+        shape = four_ranks();
+        shape.*field = std::int64_t{1} << 55;
+        CHECK_THROWS_AS(detail::check_policy(made, shape, mesh_of(shape)), config_error);
+    }
 }
 
 TEST_CASE("exchange_of states what the policy and the shape are") {
@@ -121,4 +133,9 @@ TEST_CASE("exchange_of states what the policy and the shape are") {
     CHECK(exchange.output_type == scalar_type::f32);
     CHECK(exchange.dense_partials);
     CHECK(exchange.placement == output_placement::all_heads);
+    shape.unmapped_query_width = 24;
+    shape.mapped_width = 40;
+    const exchange_shape mapped = detail::exchange_of(made, shape, mesh_of(shape), 5, true);
+    CHECK(mapped.query_width == 24);
+    CHECK(mapped.value_width == 40);
 }

@@ -159,10 +159,11 @@ TEST_CASE("ranks that share a device decode exactly, with every merge and output
     std::uint64_t seed = 1;
     for (const auto& [tp, pcp, dcp] : {std::array{1, 1, 1}, std::array{2, 1, 2}, std::array{4, 1, 4},
                                        std::array{8, 1, 8}, std::array{1, 4, 4}, std::array{2, 2, 4}}) {
-        for (const merge_kind merge : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a}) {
+        for (const merge_kind merge : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a, merge_kind::deferred}) {
             deployment d = ragged(tp, pcp, dcp);
             d.merge = merge;
             d.placement = seed % 3 == 0 ? output_placement::all_heads : output_placement::own_heads;
+            if (merge == merge_kind::deferred) d.placement = output_placement::partial_sums;
             d.sinks = seed % 4 == 0;
             d.seed = seed++;
             check_exact(d);
@@ -171,10 +172,11 @@ TEST_CASE("ranks that share a device decode exactly, with every merge and output
 }
 
 TEST_CASE("layers that follow each other without a wait are exact for every order of streams") {
-    for (std::uint64_t seed = 1; seed <= 9; ++seed) {
+    for (std::uint64_t seed = 1; seed <= 12; ++seed) {
         deployment d = ragged(4, 1, 4);
         d.requests = {{9}, {30, 2}};
-        d.merge = std::array{merge_kind::a2a, merge_kind::ag_rs, merge_kind::ag_ar}[seed % 3];
+        d.merge = std::array{merge_kind::a2a, merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::deferred}[seed % 4];
+        if (d.merge == merge_kind::deferred) d.placement = output_placement::partial_sums;
         d.replicated_q = true; // a gather of queries would order the layers
         d.seed = 1000 + seed;
         INFO(describe(d));

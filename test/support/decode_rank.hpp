@@ -191,6 +191,8 @@ inline decode_shape shape_of(const deployment& d, std::int64_t rank, std::int64_
     shape.merged_lse = d.merged_lse;
     shape.output = d.output;
     shape.max_splits = d.max_splits;
+    shape.unmapped_query_width = d.unmapped_query_width;
+    shape.mapped_width = d.mapped_width;
     return shape;
 }
 
@@ -286,7 +288,7 @@ public:
                         stream());
     }
 
-    // Query rows in place of the planted ones: [rows][heads this rank is given][key_width].
+    // Query rows in place of the planted ones: [rows][heads this rank is given][query_width()].
     void set_queries(const std::vector<float>& own) { own_queries_ = elements_of<element>(own); }
 
     head_view<const element> queries() {
@@ -300,17 +302,18 @@ public:
                     own_queries_.insert(own_queries_.end(), slice.at(row, head), slice.at(row, head) + d_.key_width);
         }
         if (own_queries_.empty()) return slice;
-        return dense_view(static_cast<const element*>(own_queries_.data()), rows, held.count, d_.key_width);
+        return dense_view(static_cast<const element*>(own_queries_.data()), rows, held.count, d_.query_width());
     }
 
-    template <class Out, lse_base Base>
-    void decode(const decode_step& step, const head_view<Out>& out, const head_view<lse<Base>>& lse_out) {
+    template <class Out, lse_base Base, class Maps = head_maps<>>
+    void decode(const decode_step& step, const head_view<Out>& out, const head_view<lse<Base>>& lse_out,
+                const Maps& maps = {}) {
         layer_options<Base> options;
         options.softmax_scale = d_.softmax_scale;
         options.soft_cap = d_.soft_cap;
         options.sinks = d_.sinks ? data_.sinks.data() + facts_.gathered.first : nullptr;
         options.lse_out = lse_out;
-        decoder_.decode(step, queries(), kv_view<const kv_element>(pool_.view()), out, options, stream());
+        decoder_.decode(step, queries(), kv_view<const kv_element>(pool_.view()), out, options, maps, stream());
     }
 
 private:

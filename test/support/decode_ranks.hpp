@@ -116,15 +116,16 @@ private:
 };
 
 // Decodes a planned step on one rank.
-template <class Out, lse_base Base, class Rank>
-void decode_into(const deployment& d, Rank& rank, const decode_step& step, rank_output& output, rank_report& report) {
+template <class Out, lse_base Base, class Rank, class Maps = head_maps<>>
+void decode_into(const deployment& d, Rank& rank, const decode_step& step, rank_output& output, rank_report& report,
+                 const Maps& maps = {}) {
     const std::int64_t rows = d.rows() + d.pad_rows, heads = rank.facts().output.count;
-    output_buffer<Out> out(rows, heads, d.value_width, d.strided_views, false);
+    output_buffer<Out> out(rows, heads, d.output_width(), d.strided_views, false);
     output_buffer<lse<Base>> lses(d.merged_lse ? rows : 0, heads, 1, d.strided_views, true);
     const head_view<lse<Base>> nothing;
     report.other_bytes = rank.communicators().bytes_sent();
     const std::uint64_t before = rank.used().used_backend().launches();
-    rank.decode(step, out.view(), d.merged_lse ? lses.view() : nothing);
+    rank.decode(step, out.view(), d.merged_lse ? lses.view() : nothing, maps);
     rank.wait();
     report.launches = rank.used().used_backend().launches() - before;
     report.bytes_sent = rank.communicators().bytes_sent() - report.other_bytes;
@@ -135,10 +136,10 @@ void decode_into(const deployment& d, Rank& rank, const decode_step& step, rank_
 }
 
 // All ranks, of the kind `Ranks`. make(rank number) gives the backend of a rank; before_decode(rank, step) is called on
-// each between append and decode.
-template <class Policy, class Out, lse_base Base, class Ranks = suite_ranks, class Make, class Before>
+// each between append and decode; maps_of(rank) gives the maps of its heads.
+template <class Policy, class Out, lse_base Base, class Ranks = suite_ranks, class Make, class Before, class MapsOf>
 run_result run_ranks(const deployment& d, const planted_data& data, const Policy& policy, const Make& make,
-                     const Before& before_decode) {
+                     const Before& before_decode, const MapsOf& maps_of) {
     using backend_type = decltype(make(0));
     run_result result;
     result.outputs.resize(static_cast<std::size_t>(d.world()));
@@ -151,7 +152,7 @@ run_result run_ranks(const deployment& d, const planted_data& data, const Policy
         const decode_step step = rank.plan();
         rank.append(step);
         before_decode(rank, step);
-        decode_into<Out, Base>(d, rank, step, result.outputs[number], report);
+        decode_into<Out, Base>(d, rank, step, result.outputs[number], report, maps_of(rank));
         report.schedule = step.schedule;
         report.exchange = exchange(policy.merging, step.shape);
         report.workspace_bytes = rank.used().workspace_bytes();
@@ -169,6 +170,13 @@ run_result run_ranks(const deployment& d, const planted_data& data, const Policy
         Ranks::count_run(result.number_of_values());
     }
     return result;
+}
+
+template <class Policy, class Out, lse_base Base, class Ranks = suite_ranks, class Make, class Before>
+run_result run_ranks(const deployment& d, const planted_data& data, const Policy& policy, const Make& make,
+                     const Before& before_decode) {
+    return run_ranks<Policy, Out, Base, Ranks>(d, data, policy, make, before_decode,
+                                               [](auto&) { return head_maps<>{}; });
 }
 
 template <class Policy, class Out = float, lse_base Base = lse_base::natural, class Ranks = suite_ranks, class Make>

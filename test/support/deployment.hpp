@@ -67,6 +67,10 @@ struct deployment {
     std::int64_t pad_rows = 0;  // rows without a request; with bounds_plan only
     bool strided_views = false; // q, out and LSE with gaps, LSE head-major
 
+    // Widths in q and out where decode maps heads; 0: those of the model.
+    std::int64_t unmapped_query_width = 0;
+    std::int64_t mapped_width = 0;
+
     // Room that the shape has at least, whatever the step needs.
     std::int64_t room_requests = 0;
     std::int64_t room_rows = 0;
@@ -91,6 +95,8 @@ struct deployment {
         for (const request& each : requests) most = std::max(most, each.length);
         return most;
     }
+    std::int64_t query_width() const { return unmapped_query_width > 0 ? unmapped_query_width : key_width; }
+    std::int64_t output_width() const { return mapped_width > 0 ? mapped_width : value_width; }
     std::int64_t owner(std::int64_t token) const { return token / interleave % sizes.dcp; }
 };
 
@@ -147,7 +153,7 @@ inline std::string describe(const deployment& d) {
                  static_cast<int>(d.tree), " sinks ", static_cast<int>(d.sinks), " cap ", std::to_string(d.soft_cap),
                  " lse base ", static_cast<int>(d.lse), " bounds ", static_cast<int>(d.bounds_plan), " pads ",
                  d.pad_rows, " strided ", static_cast<int>(d.strided_views), " threads ", d.threads, " splits ",
-                 d.max_splits, " seed ", d.seed, " requests");
+                 d.max_splits, " maps ", d.unmapped_query_width, " ", d.mapped_width, " seed ", d.seed, " requests");
     for (const request& each : d.requests) text += sentence(" ", each.length, ":", each.rows);
     return text;
 }

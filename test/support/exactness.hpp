@@ -172,10 +172,11 @@ inline double half_ulp(scalar_type type, double value) {
     return std::ldexp(1.0, std::max(std::ilogb(value), 1 - format.bias()) - format.mantissa_bits - 1);
 }
 
-// The roundings of a shard's share on its way to the result. One rank merges where there is something to merge with.
+// The roundings of a shard's share on its way to the result. One rank merges where there is something to merge with, or
+// a map that writes partials.
 inline double part_roundings(const deployment& d) {
     if (d.partials == partial::fp32) return detail::rounds_shares(d) ? 1.0 : 0.0;
-    if (d.dcp() == 1) return d.sinks ? 1.0 : 0.0;
+    if (d.dcp() == 1) return d.sinks || d.mapped_width > 0 ? 1.0 : 0.0;
     return d.merge == merge_kind::a2a ? 1.0 : (d.merge == merge_kind::ag_ar ? 3.0 : 2.0);
 }
 

@@ -37,6 +37,8 @@ struct pass_buffers {
     void* restored = nullptr;      // [ranks of the restoring group][R][Hg/N][dv] of the output's type
     float* restored_lse = nullptr; // [ranks of the restoring group][R][Hg/N]
     lse<base>* own_lse = nullptr;  // [R][Hg], for N = 1
+    typename Policy::element* mapped_queries = nullptr; // [R][Hg][dq], where queries are mapped
+    float* unmapped = nullptr;                          // [R][Hg][dv], where partial outputs are mapped
     attend_scratch scratch;
 };
 
@@ -67,6 +69,7 @@ pass_buffers<Policy, Backend> carve_pass(carver& memory, const Policy& policy, c
     pass_buffers<Policy, Backend> all;
     const bool gathers = !shape.replicated_q && query_gather(shape).size > 1;
     const std::int64_t states = shape.rows * shape.gathered_heads;
+    const std::int64_t value_width = policy.attention.value_width(); // of the attention: the shape's may be mapped
     all.queries = memory.take<typename Policy::element>(gathers ? states * shape.query_width : 0);
     all.merge =
         policy.merging.template carve<typename Policy::partial_element, Backend::attend_lse_base>(memory, shape);
@@ -79,9 +82,9 @@ pass_buffers<Policy, Backend> carve_pass(carver& memory, const Policy& policy, c
 
     const std::int64_t splits = Backend::splits_keys && max_splits > 1 ? max_splits : 0;
     all.scratch.max_splits = max_splits;
-    all.scratch.split_out = memory.take<float>(splits * states * shape.value_width);
+    all.scratch.split_out = memory.take<float>(splits * states * value_width);
     all.scratch.split_lse = memory.take<natural_lse>(splits * states);
-    all.scratch.thread_floats = backend.attend_thread_floats(shape.query_width, shape.value_width);
+    all.scratch.thread_floats = backend.attend_thread_floats(policy.attention.query_width(), value_width);
     all.scratch.threads = memory.take<float>(all.scratch.thread_floats * backend.threads());
     return all;
 }
@@ -104,6 +107,11 @@ decode_buffers<Policy, Backend> carve_decode(const Policy& policy, const Backend
     decode_buffers<Policy, Backend> all;
     all.arrays = carve_step(memory, limits, shape.ranks);
     all.pass = carve_pass(memory, policy, backend, shape, limits.max_splits);
+    const std::int64_t states = shape.rows * shape.gathered_heads;
+    const bool maps_queries = limits.unmapped_query_width > 0, maps_values = limits.mapped_width > 0;
+    all.pass.mapped_queries =
+        memory.take<typename Policy::element>(maps_queries ? states * policy.attention.query_width() : 0);
+    all.pass.unmapped = memory.take<float>(maps_values ? states * policy.attention.value_width() : 0);
     all.callable = carve_callable(memory, backend, limits.max_rows, limits.max_requests, shape.gathered_heads);
     all.bytes = memory.bytes();
     return all;

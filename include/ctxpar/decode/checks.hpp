@@ -1,6 +1,7 @@
 // What a decoder refuses, and what its ranks must have in common.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -10,6 +11,7 @@
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/core/error.hpp>
 #include <ctxpar/decode/agreement.hpp>
+#include <ctxpar/decode/maps.hpp>
 #include <ctxpar/decode/shape.hpp>
 #include <ctxpar/decode/step.hpp>
 #include <ctxpar/layout/kv_view.hpp>
@@ -31,8 +33,8 @@ exchange_shape exchange_of(const Policy& policy, const decode_shape& shape, cons
     exchange.distinct_tp = ranks.distinct_tp();
     exchange.rows = rows;
     exchange.gathered_heads = ranks.gathered_heads();
-    exchange.query_width = policy.attention.query_width();
-    exchange.value_width = policy.attention.value_width();
+    exchange.query_width = query_width_of(policy, shape);
+    exchange.value_width = value_width_of(policy, shape);
     exchange.query_bytes = sizeof(element);
     exchange.partial_bytes = sizeof(partial_element);
     exchange.output_bytes = fp32_out ? sizeof(float) : sizeof(element);
@@ -63,8 +65,9 @@ void check_widths(const Policy& policy, const decode_shape& shape, const mesh& r
             "the values of the attention policy are ", value_width, " elements of key rows of ", query_width);
     require(ranks.knows_q_heads(), "q_heads", "a decode shape needs the model's number of query heads; it has 0");
     const std::int64_t splits = shape.max_splits > 0 ? shape.max_splits : 1; // the backend's own choice is bounded
-    require(product_fits({shape.max_rows, ranks.gathered_heads(), query_width, splits}), "size", "a decode shape of ",
-            shape.max_rows, " rows of ", ranks.gathered_heads(), " heads of ", query_width, " elements and ", splits,
+    const std::int64_t widest = std::max({query_width, shape.unmapped_query_width, shape.mapped_width});
+    require(product_fits({shape.max_rows, ranks.gathered_heads(), widest, splits}), "size", "a decode shape of ",
+            shape.max_rows, " rows of ", ranks.gathered_heads(), " heads of ", widest, " elements and ", splits,
             " splits does not fit; their product must be below 2^56");
     require(ranks.sizes().dcp <= max_merge_parts, "dcp", "the topology shares the KV over ", ranks.sizes().dcp,
             " ranks; a merge takes at most ", max_merge_parts);
@@ -118,6 +121,8 @@ agreed_facts decoder_facts(const Policy& policy, const decode_shape& shape, cons
     facts.add("the placement of outputs", static_cast<std::uint64_t>(shape.placement));
     facts.add("the type of outputs", static_cast<std::uint64_t>(shape.output));
     facts.add("replicated_q", shape.replicated_q ? 1U : 0U).add("merged_lse", shape.merged_lse ? 1U : 0U);
+    facts.add_signed("unmapped_query_width", shape.unmapped_query_width);
+    facts.add_signed("mapped_width", shape.mapped_width);
     return facts;
 }
 

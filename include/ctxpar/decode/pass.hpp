@@ -1,13 +1,15 @@
 // One pass of query rows over the shards of a group: gather the queries, attend to this rank's keys, merge the partial
-// states exactly, put heads where they belong. Decode is one such pass a layer; the rows of a prefill whose queries are
-// gathered are another.
+// states exactly, put heads where they belong; with maps of heads between these steps where the caller has some. Decode
+// is one such pass a layer; the rows of a prefill whose queries are gathered are another.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/comm/communicator.hpp>
 #include <ctxpar/decode/buffers.hpp>
+#include <ctxpar/decode/maps.hpp>
 #include <ctxpar/decode/place.hpp>
 #include <ctxpar/decode/shape.hpp>
 #include <ctxpar/merge/gather.hpp>
@@ -49,19 +51,21 @@ struct shard_pass {
 
     // q is [owned rows][Hl][dq] (all Hg heads where queries are replicated), out and options.lse_out [owned
     // rows][heads]. All ranks of the groups.
-    template <class Out, lse_base LseBase>
+    template <class Out, lse_base LseBase, class Queries = no_map, class Values = no_map>
     void run(const head_view<const element>& q, const kv_view<const kv_element>& cache, const head_view<Out>& out,
-             const layer_options<LseBase>& options, stream_type stream) const {
+             const layer_options<LseBase>& options, stream_type stream,
+             const head_maps<Queries, Values>& maps = {}) const {
         C* const asked = shape.row_owners > 1 ? ranks.kv : ranks.query;
-        const head_view<const element> all_q =
+        const head_view<const element> gathered =
             shape.replicated_q ? q
                                : gather_queries(asked, backend, q, memory.queries, digest, stream, shape.row_owners);
-        if (shape.ranks == 1 && attends_in_place(options)) {
+        const head_view<const element> all_q = mapped_queries(gathered, maps.queries, stream);
+        if (!is_map<Values> && shape.ranks == 1 && attends_in_place(options)) {
             attend(all_q, cache, out, lse_place(options), options, stream);
             return;
         }
         const auto own = policy.merging.partials(shape, group_rank(ranks.kv), memory.merge);
-        attend(all_q, cache, own.out, own.lse_out, options, stream);
+        attend_and_map(all_q, cache, own, options, maps.values, stream);
         const merge_call<Out, LseBase> call = call_of(options, out);
         if (shape.ranks == 1) {
             merge_alone(backend, own, call, stream);
@@ -71,6 +75,44 @@ struct shard_pass {
     }
 
 private:
+    template <class Map>
+    head_view<const element> mapped_queries(const head_view<const element>& q, const Map& map,
+                                            stream_type stream) const {
+        if constexpr (is_map<Map>) {
+            static_assert(
+                std::is_invocable_v<const Map&, head_view<const element>, head_view<element>, stream_type>,
+                "ctxpar::head_maps: queries must take (head_view<const E>, head_view<E>, stream), E being the "
+                "policy's element");
+            const auto to =
+                dense_view(memory.mapped_queries, shape.rows, shape.gathered_heads, policy.attention.query_width());
+            map(q, to, stream);
+            return to;
+        } else {
+            return q;
+        }
+    }
+
+    // The partial states of this rank, outputs mapped before they are rounded to what travels.
+    template <class P, lse_base Base, lse_base LseBase, class Map>
+    void attend_and_map(const head_view<const element>& q, const kv_view<const kv_element>& cache,
+                        const partial_views<P, Base>& own, const layer_options<LseBase>& options, const Map& map,
+                        stream_type stream) const {
+        if constexpr (is_map<Map>) {
+            using input = typename map_input<Map>::type;
+            static_assert(std::is_same_v<input, float> || std::is_same_v<input, element>,
+                          "ctxpar::head_maps: the input of values must be float or the policy's element");
+            static_assert(std::is_invocable_v<const Map&, head_view<const input>, head_view<P>, stream_type>,
+                          "ctxpar::head_maps: values must take (head_view<const I>, head_view<P>, stream), I being its "
+                          "input and P the type of partials");
+            const auto unmapped = dense_view(reinterpret_cast<input*>(memory.unmapped), shape.rows,
+                                             shape.gathered_heads, policy.attention.value_width());
+            attend(q, cache, unmapped, own.lse_out, options, stream);
+            map(head_view<const input>(unmapped), own.out, stream);
+        } else {
+            attend(q, cache, own.out, own.lse_out, options, stream);
+        }
+    }
+
     template <class O, lse_base Base, lse_base LseBase>
     void attend(const head_view<const element>& q, const kv_view<const kv_element>& cache, const head_view<O>& out,
                 const head_view<lse<Base>>& lse_out, const layer_options<LseBase>& options, stream_type stream) const {

@@ -28,6 +28,8 @@ struct decode_shape {
     bool merged_lse = false;                                  // decode also returns the merged LSE
     scalar_type output = scalar_type::bytes;                  // f32 or the policy's element; bytes: the latter
     std::int64_t max_splits = -1; // ways in which one request's keys are split at most; -1: as the backend finds best
+    std::int64_t unmapped_query_width = 0; // of q, which decode maps to the policy's width behind the gather; 0: no map
+    std::int64_t mapped_width = 0; // of out, to which decode maps partial outputs before the exchange; 0: no map
 };
 
 // The communicators of one rank. Null is a group of one. Their members and order are those of mesh::groups_of().
@@ -87,6 +89,8 @@ inline void check_decode_shape(const decode_shape& shape) {
     require(shape.max_splits >= 1 || shape.max_splits == -1, "size", "a decode shape has max_splits ", shape.max_splits,
             "; it must be at least 1, or -1 for what the backend finds best");
     check_at_least("rank", shape.rank, -1);
+    check_at_least("unmapped_query_width", shape.unmapped_query_width, 0);
+    check_at_least("mapped_width", shape.mapped_width, 0);
 }
 
 } // namespace detail
