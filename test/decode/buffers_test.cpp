@@ -41,9 +41,11 @@ TEST_CASE("counting and carving agree, and every buffer is aligned, inside, and 
     const cpu_backend backend{{.threads = 2}};
     for (const topology& sizes : shapes) {
         for (const merge_kind kind : {merge_kind::ag_rs, merge_kind::ag_ar, merge_kind::a2a}) {
-            for (const auto placement : {output_placement::own_heads, output_placement::all_heads}) {
+            for (const std::int64_t mapped : {0, 5}) {
                 const chosen policy{{}, {}, {kind}};
-                const decode_shape shape = shape_of(sizes, placement, true);
+                decode_shape shape =
+                    shape_of(sizes, mapped > 0 ? output_placement::own_heads : output_placement::all_heads, true);
+                shape.mapped_width = mapped;
                 const mesh ranks{sizes, {attention_kind::gqa, shape.q_heads, 1}, shape.rules};
                 const std::size_t bytes = detail::carve_decode(policy, backend, shape, ranks, nullptr).bytes;
                 const host_workspace memory{bytes};
@@ -64,6 +66,7 @@ TEST_CASE("counting and carving agree, and every buffer is aligned, inside, and 
                     {all.pass.queries, ranks.distinct_tp() > 1 ? states * 16 * sizeof(bf16) : 0},
                     {all.pass.scratch.split_out, 8 * states * 16 * sizeof(float)},
                     {all.pass.scratch.split_lse, 8 * states * sizeof(float)},
+                    {all.pass.unmapped, mapped > 0 ? states * 16 * sizeof(float) : 0},
                     {all.pass.scratch.threads,
                      2 * static_cast<std::size_t>(all.pass.scratch.thread_floats) * sizeof(float)},
                 };

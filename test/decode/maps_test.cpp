@@ -277,7 +277,7 @@ TEST_CASE("absorbed queries and up-projected outputs send the bytes of their wid
     CHECK(bytes(d).gather_q == 3 * rows * 3 * 26 * 4);
     CHECK(bytes(d).outputs == 3 * rows * 3 * (20 * 4 + 4));
 
-    // DeepSeek-V3 over 8 ranks at 128 rows: 8.8 MiB a rank and layer where it were 29.8.
+    // DeepSeek-V3 over 8 ranks at 128 rows: 8.8 MiB a rank and layer in place of 29.8.
     exchange_shape v3;
     v3.ranks = v3.distinct_tp = 8;
     v3.rows = v3.gathered_heads = 128;
@@ -287,6 +287,20 @@ TEST_CASE("absorbed queries and up-projected outputs send the bytes of their wid
     v3.query_width = 576;
     v3.value_width = 512;
     CHECK(std::fabs(static_cast<double>(exchange(merge::a2a{}, v3).total) / 1048576 - 29.8) < 0.05);
+}
+
+TEST_CASE("attention is planned for its own widths, whatever travels") {
+    const deployment d = latent(2, 1, 2);
+    const planted_data data = plant(d);
+    suite_ranks::run(d, [&](suite_ranks::communicator& world) {
+        decode_rank<exact_policy> rank(world, d, data, policy_for<exact_policy>(d), suite_ranks::backend());
+        const decode_step step = rank.plan();
+        CHECK(step.attention.query_width == 26);
+        CHECK(step.attention.value_width == 20);
+        CHECK(step.shape.query_width == d.unmapped_query_width);
+        CHECK(step.shape.value_width == 8);
+        rank.wait();
+    });
 }
 
 TEST_CASE("maps are refused where the shape has no room for them, and missed where it has") {

@@ -33,9 +33,20 @@ struct result {
     bool operator==(const result&) const = default;
 };
 
+// A linear map of a head: each number twice, and the one opposite.
+struct mirrored {
+    template <class I, class P>
+    void operator()(const head_view<const I>& from, const head_view<P>& to, host_stream) const {
+        for (std::int64_t row = 0; row < from.rows; ++row)
+            for (std::int64_t head = 0; head < from.heads; ++head)
+                for (std::int64_t d = 0; d < width; ++d)
+                    to.at(row, head)[d] = 2.0F * from.at(row, head)[d] + from.at(row, head)[width - 1 - d];
+    }
+};
+
 // One step over three requests, on every rank the same inputs; returns what each rank gets.
 template <class Backend, class Merge>
-std::vector<result> decode_on(int size, Merge merge, bool sinks) {
+std::vector<result> decode_on(int size, Merge merge, bool sinks, bool maps = false) {
     using chosen = policy<gqa<bf16, width>, interleave<4>, Merge>;
     std::vector<result> results(static_cast<std::size_t>(size));
     run_local_ranks(size, local_options{}, [&](local_communicator& kv) {
@@ -49,6 +60,7 @@ std::vector<result> decode_on(int size, Merge merge, bool sinks) {
         shape.pool_blocks = blocks;
         shape.output = scalar_type::f32;
         shape.merged_lse = true;
+        shape.mapped_width = maps ? width : 0;
         decoder<chosen, Backend, local_communicator> decoder{{&kv}, shape, chosen{{}, {}, merge}};
         std::vector<std::byte> memory(decoder.workspace_bytes() + workspace_alignment);
         void* aligned = memory.data();
@@ -91,8 +103,13 @@ std::vector<result> decode_on(int size, Merge merge, bool sinks) {
         options.lse_out = dense_view(mine.lse_out.data(), 6, heads_per_rank, 1);
         options.sinks = sinks ? sink.data() : nullptr;
         auto step = decoder.plan(batch, {aligned, decoder.workspace_bytes()}, {});
-        decoder.decode(step, dense_view(static_cast<const bf16*>(q.data()), 6, heads_per_rank, width), cache,
-                       dense_view(mine.out.data(), 6, heads_per_rank, width), options, {});
+        const auto queries = dense_view(static_cast<const bf16*>(q.data()), 6, heads_per_rank, width);
+        const auto out = dense_view(mine.out.data(), 6, heads_per_rank, width);
+        if (maps) {
+            decoder.decode(step, queries, cache, out, options, head_maps{no_map{}, mirrored{}}, {});
+        } else {
+            decoder.decode(step, queries, cache, out, options, {});
+        }
     });
     return results;
 }
@@ -124,6 +141,25 @@ TEST_CASE("a lengths-only callable with dense outputs in base 2 equals the built
                 const merge::dynamic merge{kind};
                 check_close(decode_on<own>(size, merge, sinks), decode_on<cpu_backend>(size, merge, sinks));
             }
+        }
+    }
+}
+
+TEST_CASE("what a callable writes for rows without keys goes through a map of heads and no further") {
+    using own = with_attention<cpu_backend, plain_attention<lse_base::binary>>;
+    for (const int size : {1, 2, 4}) {
+        for (const merge_kind kind : {merge_kind::a2a, merge_kind::ag_rs, merge_kind::ag_ar}) {
+            CAPTURE(size);
+            const merge::dynamic merge{kind};
+            const auto mapped = decode_on<cpu_backend>(size, merge, true, true);
+            check_close(decode_on<own>(size, merge, true, true), mapped);
+            auto plain = decode_on<cpu_backend>(size, merge, true); // mapped here
+            for (result& rank : plain) {
+                const std::vector<float> from = rank.out;
+                for (std::size_t i = 0; i < from.size(); ++i)
+                    rank.out[i] = 2.0F * from[i] + from[i / width * width + (width - 1 - i % width)];
+            }
+            check_close(mapped, plain);
         }
     }
 }

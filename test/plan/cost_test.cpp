@@ -349,8 +349,12 @@ TEST_CASE("The deferred merge is offered where partial sums are wanted, and cost
     CHECK(choice.options[3].kind == merge_kind::deferred);
     for (const merge_option& option : choice.options) CHECK(option.legal == (option.kind == merge_kind::deferred));
     CHECK(near(choice.cost.exchange_us, 7 + 3 * (2 * 6 * 4) / 2500.0));
-    CHECK(near(choice.cost.merge_us, 2 + (4 * 2 * 6 * 4 + 2 * 6 * 24 * 4) / 640.0)); // LSEs of all, own partial
-    CHECK(near(choice.cost.projection_us, 3 * 5000 / 1600.0));                       // of Q, for the heads of others
+    const double lses = 4 * 2 * 6 * 4, own = 2 * 6 * 24 * 4; // of all ranks; the partial of this one
+    CHECK(near(choice.cost.merge_us, 2 * 2 + (lses + 2 * own) / 640.0));
+    exchange_shape fp32 = shape; // no copy to another type
+    fp32.output_bytes = 4;
+    CHECK(near(best_merge(machine(), fp32, load).cost.merge_us, 2 + (lses + own) / 640.0));
+    CHECK(near(choice.cost.projection_us, 3 * 5000 / 1600.0)); // of Q, for the heads of others
     for (const auto placement :
          {output_placement::own_heads, output_placement::scattered, output_placement::all_heads}) {
         shape.placement = placement;

@@ -1,6 +1,5 @@
 // Linear maps of heads inside a decode, so that what travels is narrower than what attention works on. For MLA: queries
-// travel before they are absorbed, and partial outputs behind W_UV, 192 and 128 numbers a head where it were 576 and
-// 512.
+// travel before they are absorbed and partial outputs behind W_UV: 192 and 128 numbers a head in place of 576 and 512.
 //
 // It is exact because a merge only weighs: sum_r w_r * O_r is mapped to sum_r w_r * (O_r W) for any W of that head. The
 // price is that every rank holds, and reads, the weights of all Hg heads of its group.

@@ -1,14 +1,13 @@
 // Weights of a layer whose attention and feed-forward network are split differently: attention over T tp ranks, each
-// with N ranks that share its KV; all that follows over all T*N of them, so that no weight is held twice but those of
-// Q.
+// with N ranks that share its KV; all that follows over all T*N of them. No weight is held twice but Q, K and V.
 //
-//   topology            {.tp = T*N, .dcp = N}, whose kv_heads divide T; or {.tp = T, .pcp = N, .dcp = N}, with more of
-//   them Q projection        rows of mesh::query_projection(rank, true): all Hg heads on each of the N ranks, so
-//   replicated_q K, V projections    rows of mesh::kv_heads(rank) on each of the N ranks, of which one owns a token
-//   decode              replicated_q (the second topology needs no gather anyway), output_placement::scattered
-//   output projection   columns of mesh::output_projection(rank, scattered): H/(T*N) heads
-//   up, gate            columns of feed_forward_shard(mesh, rank, width)
-//   down                the same as rows; both products are summed over the same T*N ranks
+//   topology           {.tp = T*N, .dcp = N}, where kv_heads divide T; or {.tp = T, .pcp = N, .dcp = N}
+//   Q projection       rows of mesh::query_projection(rank, true), all Hg heads on each of the N ranks: replicated_q
+//   K, V projections   rows of mesh::kv_heads(rank) on each of the N ranks, of which one owns a token
+//   decode             output_placement::scattered; without replicated_q only the first topology gathers Q
+//   output projection  columns of mesh::output_projection(rank, scattered), H/(T*N) heads
+//   up, gate           columns of feed_forward_shard(mesh, rank, width)
+//   down               the same as rows; both products are summed over the same T*N ranks
 #pragma once
 
 #include <cstdint>

@@ -21,6 +21,7 @@
 
 #include <ctxpar/backend/backend.hpp>
 #include <ctxpar/comm/communicator.hpp>
+#include <ctxpar/core/error.hpp>
 #include <ctxpar/core/lse.hpp>
 #include <ctxpar/core/numeric.hpp>
 #include <ctxpar/core/view.hpp>

@@ -209,8 +209,11 @@ double merge_arithmetic_us(const machine_costs& costs, const Merge& merge, const
     const std::int64_t heads = placed_heads(shape);
     const bool adds = !has_cost(costs, collective_op::reduce_scatter); // no entry that includes the sum
     double operations = 0, bytes = 0;
-    if (leaves_partial_sums(merge) && shape.ranks > 1)
-        bytes += static_cast<double>(shape.rows * heads * shape.value_width * shape.partial_bytes);
+    if (leaves_partial_sums(merge) && shape.ranks > 1) {
+        const bool copies = shape.partial_bytes != shape.output_bytes;
+        operations += copies ? 1 : 0;
+        bytes += (copies ? 2 : 1) * static_cast<double>(shape.rows * heads * shape.value_width * shape.partial_bytes);
+    }
     const collective_schedule list = layer_schedule(merge, shape);
     for (int i = 0; i < list.count; ++i) {
         const collective_call& call = list.calls[static_cast<std::size_t>(i)];
@@ -245,7 +248,8 @@ double merge_arithmetic_us(const machine_costs& costs, const Merge& merge, const
 //   reduce_scatter   1, reads N*b, and N*b were scaled   the sum; where its cost includes it, a copy of b
 //   all_reduce       2, read N*b/2 and the placed heads, and N*b/2 were scaled
 //                                                        the sum, where no cost includes it, and the copy
-//   partial sums     reads the partial of all heads        that its scaling writes; the caller's sum is not in it
+//   partial sums     0, the partial of all heads is read   it is scaled; 1 more that reads as much where the output has
+//                                                        elements of other bytes. The sum is the caller's
 //
 // config_error "placement" or "scatter_heads" where merge_serves says no, "costs" as call_us.
 template <merge_policy Merge>
