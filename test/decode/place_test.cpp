@@ -16,8 +16,8 @@ TEST_CASE("placed heads are the mesh's columns of the output projection, relativ
                 for (std::int64_t rank = 0; rank < ranks.world_size(); ++rank) {
                     const std::int64_t first = ranks.gathered_heads(rank).first;
                     const std::int64_t place = ranks.groups_of(rank).kv.rank;
-                    for (const auto placement :
-                         {output_placement::own_heads, output_placement::scattered, output_placement::all_heads}) {
+                    for (const auto placement : {output_placement::own_heads, output_placement::scattered,
+                                                 output_placement::all_heads, output_placement::partial_sums}) {
                         if (placement == output_placement::scattered && !ranks.scatters_heads()) continue;
                         const head_range wanted = ranks.output_projection(rank, placement).heads;
                         const head_range got = detail::placed_heads(ranks, placement, place);
