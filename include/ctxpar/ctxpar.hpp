@@ -14,6 +14,7 @@
 #include <ctxpar/merge/ag_rs.hpp>
 #include <ctxpar/merge/dynamic.hpp>
 #include <ctxpar/merge/policy.hpp>
+#include <ctxpar/migrate.hpp>
 #include <ctxpar/plan/cost.hpp>
 #include <ctxpar/plan/cp_size.hpp>
 #include <ctxpar/prefill.hpp>
