@@ -16,6 +16,7 @@
 #include <ctxpar/merge/deferred.hpp>
 #include <ctxpar/merge/dynamic.hpp>
 #include <ctxpar/merge/policy.hpp>
+#include <ctxpar/migrate.hpp>
 #include <ctxpar/plan/cost.hpp>
 #include <ctxpar/plan/cp_size.hpp>
 #include <ctxpar/plan/merge_for.hpp>

@@ -296,6 +296,51 @@ TEST_CASE_TEMPLATE("Rows that were packed and copied back are the cache that the
     });
 }
 
+TEST_CASE_TEMPLATE("Rows go to the slots that they are given, or nowhere", Kv, bf16, fp8_e4m3) {
+    std::mt19937_64 random(48);
+    for_each_cache([&](layout form, scaling kind) {
+        const cache<Kv> from(random, form, kind);
+        cache<Kv> to(random, form, kind);
+        const std::vector<Kv> before = to.memory;
+        const std::vector<float> scales_before = to.scales;
+        const numbers taken = {4, 17, 9, -1, 2, 11}, places = {13, 0, -1, 7, 19, 1};
+        copy_kv_args<Kv, Kv> args;
+        args.from = from.view;
+        args.slots = index_of(taken.data());
+        args.to = to.view;
+        args.to_slots = index_of(places.data());
+        args.rows = 6;
+        args.values_in_keys = from.latent();
+        cpu_backend({.threads = 2}).copy_kv(args, {});
+        // Slot by slot: what should have come there, and what was there before.
+        cache<Kv> due(random, form, kind);
+        due.memory = before;
+        due.scales = scales_before;
+        const bool own_scales = kind == scaling::token || kind == scaling::token_and_head;
+        for (std::size_t i = 0; i < places.size(); ++i) {
+            if (places[i] < 0) continue;
+            for (std::int64_t head = 0; head < due.view.kv_heads; ++head) {
+                const auto put = [&](const Kv* source, Kv* target, std::int64_t width) {
+                    for (std::int64_t d = 0; d < width; ++d) target[d] = taken[i] < 0 ? Kv{} : source[d];
+                };
+                const std::int64_t slot = taken[i] < 0 ? 0 : taken[i];
+                put(from.view.key(slot, head), due.view.key(places[i], head), key_width);
+                put(from.view.value(slot, head), due.view.value(places[i], head), value_width);
+                if (!own_scales) continue;
+                const std::int64_t page = due.view.page_of(places[i]), token = due.view.token_of(places[i]);
+                due.view.k_scale.data[due.view.k_scale.offset(page, token, head)] =
+                    taken[i] < 0 ? 0.0F : from.view.key_scale(slot, head);
+                due.view.v_scale.data[due.view.v_scale.offset(page, token, head)] =
+                    taken[i] < 0 ? 0.0F : from.view.value_scale(slot, head);
+            }
+        }
+        CAPTURE(static_cast<int>(form));
+        CAPTURE(static_cast<int>(kind));
+        CHECK(std::memcmp(to.memory.data(), due.memory.data(), before.size() * sizeof(Kv)) == 0);
+        CHECK(to.scales == due.scales);
+    });
+}
+
 TEST_CASE("Without slots row i is slot i") {
     std::mt19937_64 random(45);
     for_each_cache([&](layout form, scaling kind) {

@@ -87,6 +87,19 @@ void check_cache(std::int64_t width, bool latent, scale_kind kind, bool shared) 
     device.copy_kv(copy, nullptr);
     CHECK(std::memcmp(due_rows.data(), rows_got.data(), due_rows.size() * sizeof(Kv)) == 0);
 
+    // And into a cache, by other slots.
+    const std::vector<std::int64_t> places = {1, 4, -1, 0, 8, 10};
+    pool<Kv> due_back(width, latent, kind, shared), back(width, latent, kind, shared);
+    copy.slots = {};
+    copy.to_slots = index_of(places.data());
+    copy.from = packed_kv(due_rows.data(), row, rows, 1);
+    if (shared) copy.from.k_scale.head_stride = copy.from.v_scale.head_stride = 0;
+    copy.to = due_back.view;
+    cpu.copy_kv(copy, {});
+    copy.to = back.view;
+    device.copy_kv(copy, nullptr);
+    CHECK(back == due_back);
+
     row.token_scales = false;
     std::vector<E> due_numbers(static_cast<std::size_t>(rows * row.bytes(sizeof(E))) / sizeof(E)),
         numbers(due_numbers.size());

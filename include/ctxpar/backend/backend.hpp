@@ -18,6 +18,7 @@
 #include <ctxpar/core/lse.hpp>
 #include <ctxpar/core/view.hpp>
 #include <ctxpar/layout/kv_view.hpp>
+#include <ctxpar/layout/reshard_part.hpp>
 
 namespace ctxpar::inline v0_1 {
 
@@ -82,9 +83,9 @@ struct append_args {
     bool values_in_keys = false; // MLA
 };
 
-// Copying of cached rows: row i is slot slots[i] of `from` and becomes slot i of `to`; for -1 it becomes zeros. Without
-// `dequantise` the types are equal and bits are copied, scales too where `to` has one a token; with it the values times
-// their scales are.
+// Copying of cached rows: row i is slot slots[i] of `from` and becomes slot to_slots[i] of `to`; from -1 it becomes
+// zeros, to -1 it is not copied. Rows do not overlap. Without `dequantise` the types are equal and bits are copied,
+// scales too where `to` has one a token; with it the values times their scales are.
 template <class From, class To>
 struct copy_kv_args {
     kv_view<const From> from;
@@ -93,6 +94,7 @@ struct copy_kv_args {
     std::int64_t rows = 0;
     bool values_in_keys = false; // MLA: only the keys' rows exist
     bool dequantise = false;
+    index_view to_slots; // [rows]; null data: row i is slot i
 };
 
 // The N partial states of some heads, wherever they lie: part i's O is at out_parts[i] in the shape of `out` (whose
@@ -208,6 +210,16 @@ concept event_backend = backend<B> && std::default_initializable<typename B::eve
     requires(B& b, typename B::event_type& event, typename B::stream_type stream) {
     b.record(event, stream);
     b.wait(event, stream);
+};
+
+// A backend that moves caches from one layout into another has
+//   reshard_metadata(reshard_args, stream)    arrays of a part: slots, and what is wrong with the tables
+//   read_status(const reshard_status*) -> reshard_status    on the host, behind work that the caller has waited for
+template <class B>
+concept resharding_backend = backend<B> &&
+    requires(B& b, const B& k, const reshard_args& args, typename B::stream_type stream) {
+    b.reshard_metadata(args, stream);
+    { k.read_status(args.out.status) } -> std::same_as<reshard_status>;
 };
 
 } // namespace ctxpar::inline v0_1

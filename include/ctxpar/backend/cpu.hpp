@@ -77,6 +77,7 @@ public:
 
     // What metadata found wrong.
     step_status read_status(const step_status* status) const { return *status; }
+    reshard_status read_status(const reshard_status* status) const { return *status; }
 
     // The arrays of a step with prefills, rank by rank and request by request.
     void prefill_metadata(const prefill_metadata_args& args, stream_type) {
@@ -94,6 +95,11 @@ public:
     void piece_metadata(const piece_metadata_args& args, stream_type) {
         count();
         write_piece(args);
+    }
+
+    void reshard_metadata(const reshard_args& args, stream_type) {
+        count();
+        write_reshard(args);
     }
 
     template <class E, class Kv>
@@ -239,6 +245,6 @@ private:
     cpu::isa instructions_;
 };
 
-static_assert(backend<cpu_backend>);
+static_assert(resharding_backend<cpu_backend>);
 
 } // namespace ctxpar::inline v0_1

@@ -112,10 +112,17 @@ public:
     void prefill_metadata(const Args& args, stream_type stream);
     template <std::same_as<piece_metadata_args> Args = piece_metadata_args>
     void piece_metadata(const Args& args, stream_type stream);
+    template <std::same_as<reshard_args> Args = reshard_args> // of a program that moves caches between layouts
+    void reshard_metadata(const Args& args, stream_type stream);
 
     // Reads a status behind the work of its stream, for which the caller has waited.
     step_status read_status(const step_status* status) const {
         step_status found;
+        cuda::check(cudaMemcpy(&found, status, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
+        return found;
+    }
+    reshard_status read_status(const reshard_status* status) const {
+        reshard_status found;
         cuda::check(cudaMemcpy(&found, status, sizeof(found), cudaMemcpyDeviceToHost), "cudaMemcpy");
         return found;
     }
@@ -185,5 +192,6 @@ using cuda_backend = basic_cuda_backend<probabilities::exact>;
 using rounding_cuda_backend = basic_cuda_backend<probabilities::rounded>;
 
 static_assert(event_backend<cuda_backend> && event_backend<rounding_cuda_backend>);
+static_assert(resharding_backend<cuda_backend> && resharding_backend<rounding_cuda_backend>);
 
 } // namespace ctxpar::inline v0_1

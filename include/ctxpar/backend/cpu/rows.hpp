@@ -54,8 +54,12 @@ struct plane_row {
 template <class From, class To>
 void copy_plane(const plane_row<const From>& from, const plane_row<To>& to, bool dequantise, std::int64_t heads,
                 std::int64_t width) {
+    // Heads that lie one behind another on both sides are one long vector.
+    const bool together =
+        std::is_same_v<From, To> && !dequantise && from.plane.head_stride == width && to.plane.head_stride == width;
+    if (together) copy_stored(from.at(0), false, 1.0F, heads * width, to.at(0));
     for (std::int64_t head = 0; head < heads; ++head) {
-        copy_stored(from.at(head), dequantise, from.factor(head), width, to.at(head));
+        if (!together) copy_stored(from.at(head), dequantise, from.factor(head), width, to.at(head));
         float* const kept = to.kept_factor(head);
         if (!dequantise && kept != nullptr) *kept = from.factor(head);
     }
@@ -74,8 +78,10 @@ void copy_kv_row(const copy_kv_args<From, To>& args, std::int64_t row) {
     const kv_view<const From>& from = args.from;
     const kv_view<To>& to = args.to;
     const std::int64_t slot = args.slots.data == nullptr ? row : args.slots.at(row);
-    const plane_row<To> keys{to.k, to.k_scale, to.page_of(row), to.token_of(row)};
-    const plane_row<To> values{to.v, to.v_scale, to.page_of(row), to.token_of(row)};
+    const std::int64_t place = args.to_slots.data == nullptr ? row : args.to_slots.at(row);
+    if (place < 0) return;
+    const plane_row<To> keys{to.k, to.k_scale, to.page_of(place), to.token_of(place)};
+    const plane_row<To> values{to.v, to.v_scale, to.page_of(place), to.token_of(place)};
     if (slot < 0) {
         clear_plane(keys, to.kv_heads, to.key_width);
         if (!args.values_in_keys) clear_plane(values, to.kv_heads, to.value_width);

@@ -130,10 +130,12 @@ CTXPAR_KERNEL void copy_kv_kernel(copy_kv_args<From, To> args) {
     const std::int64_t warps = block_threads() / warp_size;
     for (std::int64_t row = block_x() * warps + thread_index() / warp_size; row < args.rows; row += grid_x() * warps) {
         const std::int64_t slot = args.slots.data == nullptr ? row : args.slots.at(row);
-        copy_plane(args.from, args.from.k, args.from.k_scale, slot, args.to, args.to.k, args.to.k_scale, row,
+        const std::int64_t place = args.to_slots.data == nullptr ? row : args.to_slots.at(row);
+        if (place < 0) continue;
+        copy_plane(args.from, args.from.k, args.from.k_scale, slot, args.to, args.to.k, args.to.k_scale, place,
                    args.to.key_width, args.dequantise);
         if (!args.values_in_keys)
-            copy_plane(args.from, args.from.v, args.from.v_scale, slot, args.to, args.to.v, args.to.v_scale, row,
+            copy_plane(args.from, args.from.v, args.from.v_scale, slot, args.to, args.to.v, args.to.v_scale, place,
                        args.to.value_width, args.dequantise);
     }
 }

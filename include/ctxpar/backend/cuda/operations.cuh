@@ -21,6 +21,7 @@
 #include <ctxpar/backend/cuda/launch.cuh>
 #include <ctxpar/backend/cuda/metadata.cuh>
 #include <ctxpar/backend/cuda/move.cuh>
+#include <ctxpar/backend/cuda/reshard.cuh>
 #include <ctxpar/backend/cuda/tuning.hpp>
 
 namespace ctxpar::inline v0_1 {
@@ -165,6 +166,15 @@ template <probabilities Kept>
 template <std::same_as<piece_metadata_args> Args>
 [[gnu::used]] void basic_cuda_backend<Kept>::piece_metadata(const Args& args, stream_type stream) {
     run({1, 1, cuda::metadata_threads}, stream, cuda::piece_metadata_kernel<Args>, args);
+}
+
+template <probabilities Kept>
+template <std::same_as<reshard_args> Args>
+[[gnu::used]] void basic_cuda_backend<Kept>::reshard_metadata(const Args& args, stream_type stream) {
+    constexpr std::int64_t warps = cuda::reshard_threads / cuda::warp_size;
+    run({1 + cuda::blocks_for_pieces((2 * args.ranks + warps - 1) / warps), 1, cuda::reshard_threads,
+         cuda::reshard_threads * sizeof(reshard_status)},
+        stream, cuda::reshard_metadata_kernel<Args>, args);
 }
 
 template <probabilities Kept>
