@@ -8,7 +8,9 @@
 #include <ctxpar/backend/with_attention.hpp>
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/decode.hpp>
+#include <ctxpar/layout/prefix.hpp>
 #include <ctxpar/layout/reshard.hpp>
+#include <ctxpar/layout/transfer_send.hpp>
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/ag_ar.hpp>
 #include <ctxpar/merge/ag_rs.hpp>
