@@ -327,3 +327,34 @@ TEST_CASE("places past 32 bits") {
                                                  {{0, 13 * gib + gib / 2 + 8}, {0, 15 * gib + gib / 2 + 8}, 16}});
     CHECK(ctxpar::address_of(regions, found[1].dst) == (std::uint64_t{1} << 60) + 15 * gib + gib / 2 + 8);
 }
+
+TEST_CASE("rows of two regions are never one transfer, even where their offsets follow one another") {
+    // Latent rows of 8 bytes, pages of 4 tokens: the second page lies behind the first, or in the other region as if.
+    const std::vector<memory_region> regions = {{1 << 20, 64}, {1 << 21, 64}};
+    const std::vector<ctxpar::transfer_layer> layers = {{{{{0, 0}, {}, {}, {}}}}};
+    const std::vector<memory_place> one_region = {{0, 0}, {0, 32}}, two_regions = {{0, 0}, {1, 32}};
+    transfer_rank rank;
+    rank.block_size = 4;
+    rank.heads = {0, 1};
+    rank.geometry.values_in_keys = true;
+    rank.geometry.key_width = 4;
+    rank.geometry.value_width = 2;
+    rank.geometry.pages = 2;
+    rank.geometry.page_size = 4;
+    rank.geometry.planes[0] = {8, 0, 8, 8};
+    rank.layers = layers;
+    rank.regions = regions;
+    const ctxpar::paged_request cache{{1, 1}, ctxpar::identity_table(1, 4, 2), 0, -1};
+    const auto count = [&](const std::vector<memory_place>& source, const std::vector<memory_place>& target) {
+        std::vector<transfer_rank> from = {rank}, to = {rank};
+        from[0].key_pages = source;
+        to[0].key_pages = target;
+        const transfer_link link({{1, 1}, 4, from}, {{1, 1}, 4, to});
+        const ctxpar::transfer_totals all = transfer_plan(link, cache, cache, 0, 8).totals();
+        CHECK(all.bytes == 64);
+        return all.transfers;
+    };
+    CHECK(count(one_region, one_region) == 1);
+    CHECK(count(two_regions, one_region) == 2);
+    CHECK(count(one_region, two_regions) == 2);
+}

@@ -1,8 +1,9 @@
 // Keys of a prefix cache that do not depend on the layout, and what a layout can use of a cached prefix.
 //
-//   key(-1) = SHA-256("ctxpar prefix", salt) cut to 128 bits
+//   key(-1) = SHA-256("ctxpar prefix", u, salt) cut to 128 bits
 //   key(i)  = SHA-256(key(i-1), tokens [i*u, (i+1)*u)) cut to 128 bits
 //
+// Numbers are hashed as 8 bytes, the lowest first, and texts behind their length; a key is its high and its low half.
 // u is the key unit in tokens. Key i stands for all tokens before (i+1)*u, so equal keys mean equal prefixes, and one
 // changed token changes its own key and every later one. Neither N, I nor B enter: a store that caches of several
 // layouts share is looked up with the same keys. What decides whether cached KV may be reused enters by the salt: the

@@ -61,8 +61,9 @@ public:
     const transfer_link& link() const { return *link_; }
 
     // Calls visit(src_rank, dst_rank, const transfer&) for every transfer of a scope: source rank by source rank, for
-    // each target rank by target rank, layer by layer. No two write the same byte and the source is only read, so they
-    // may be carried out in any order and at once. config_error "rank", "layers" before the first call.
+    // each target rank by target rank, layer by layer. Where the blocks of the target's table differ and the two sides
+    // share no memory, no two write the same byte and the source is only read, so they may be carried out in any order
+    // and at once. config_error "rank", "layers" before the first call.
     template <class Visit>
     void for_each(const transfer_scope& scope, Visit&& visit) const {
         const auto [src_first, src_last] = ranks_of(scope.src_rank, link_->num_sources(), "source");
