@@ -9,7 +9,10 @@
 #include <ctxpar/comm/local.hpp>
 #include <ctxpar/decode.hpp>
 #include <ctxpar/layout/feed_forward.hpp>
+#include <ctxpar/layout/prefix.hpp>
 #include <ctxpar/layout/reshard.hpp>
+#include <ctxpar/layout/transfer_message.hpp>
+#include <ctxpar/layout/transfer_send.hpp>
 #include <ctxpar/merge/a2a.hpp>
 #include <ctxpar/merge/ag_ar.hpp>
 #include <ctxpar/merge/ag_rs.hpp>

@@ -1,17 +1,17 @@
-// Counts what is allocated: included by one file of a test executable, whose whole memory then comes through here.
+// Counts what is allocated: included by one file of a test executable, whose whole memory then comes through here. The
+// executable's other files include allocation_count.hpp.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <new>
 
+#include "allocation_count.hpp"
+
 namespace {
 
-// Counts for this thread while it says so. The whole test executable allocates through these.
-thread_local bool is_counting = false;
-std::atomic<std::int64_t> num_allocations{0};
+using ctxpar_test::is_counting;
+using ctxpar_test::num_allocations;
 
 void* counted(std::size_t bytes, std::size_t alignment) {
     if (is_counting) ++num_allocations;

@@ -1,0 +1,77 @@
+// SHA-256 (FIPS 180-4), in plain C++ and usable in constant expressions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace ctxpar::inline v0_1 {
+
+// Takes bytes bit by bit and gives their digest. A value: a copy goes on from the same bytes.
+class sha256 {
+public:
+    constexpr void add_byte(std::uint8_t byte) {
+        block_[length_ % 64] = byte;
+        if (++length_ % 64 == 0) compress();
+    }
+    // A number as eight bytes, the lowest first.
+    constexpr void add(std::uint64_t number) {
+        for (int i = 0; i < 8; ++i) add_byte(static_cast<std::uint8_t>(number >> (8 * i)));
+    }
+
+    // The digest of all bytes so far, as big-endian words. The object does not change.
+    constexpr std::array<std::uint32_t, 8> digest() const {
+        sha256 rest = *this;
+        const std::uint64_t bits = length_ * 8;
+        rest.add_byte(0x80);
+        while (rest.length_ % 64 != 56) rest.add_byte(0);
+        for (int i = 7; i >= 0; --i) rest.add_byte(static_cast<std::uint8_t>(bits >> (8 * i)));
+        return rest.state_;
+    }
+
+private:
+    static constexpr std::array<std::uint32_t, 64> constants = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+    static constexpr std::uint32_t rotated(std::uint32_t word, int by) { return word >> by | word << (32 - by); }
+
+    constexpr void compress() {
+        std::array<std::uint32_t, 64> w{};
+        for (std::size_t i = 0; i < 16; ++i)
+            w[i] = static_cast<std::uint32_t>(block_[4 * i]) << 24 |
+                   static_cast<std::uint32_t>(block_[4 * i + 1]) << 16 |
+                   static_cast<std::uint32_t>(block_[4 * i + 2]) << 8 | block_[4 * i + 3];
+        for (std::size_t i = 16; i < 64; ++i) {
+            const std::uint32_t s0 = rotated(w[i - 15], 7) ^ rotated(w[i - 15], 18) ^ w[i - 15] >> 3;
+            const std::uint32_t s1 = rotated(w[i - 2], 17) ^ rotated(w[i - 2], 19) ^ w[i - 2] >> 10;
+            w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+        }
+        auto [a, b, c, d, e, f, g, h] = state_;
+        for (std::size_t i = 0; i < 64; ++i) {
+            const std::uint32_t s1 = rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25);
+            const std::uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + constants[i] + w[i];
+            const std::uint32_t s0 = rotated(a, 2) ^ rotated(a, 13) ^ rotated(a, 22);
+            const std::uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
+            h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
+        }
+        const std::array<std::uint32_t, 8> added = {a, b, c, d, e, f, g, h};
+        for (std::size_t i = 0; i < 8; ++i) state_[i] += added[i];
+    }
+
+    std::array<std::uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    std::array<std::uint8_t, 64> block_{};
+    std::uint64_t length_ = 0; // bytes
+};
+
+static_assert(std::is_trivially_copyable_v<sha256>);
+
+} // namespace ctxpar::inline v0_1
