@@ -16,5 +16,6 @@
 #include <ctxpar/merge/policy.hpp>
 #include <ctxpar/plan/cost.hpp>
 #include <ctxpar/plan/cp_size.hpp>
+#include <ctxpar/plan/router.hpp>
 #include <ctxpar/prefill.hpp>
 #include <ctxpar/version.hpp>
