@@ -31,7 +31,9 @@ constexpr entry commands[] = {
     {"gather", "chunks in which cached context is gathered, and its token order", inspect::gather_command},
     {"reshard", "runs of cached tokens that go from rank to rank where the layout changes", inspect::reshard_command},
     {"exchange", "bytes and collectives of one layer", inspect::exchange_command},
-    {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command}};
+    {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command},
+    {"route", "how many ranks should share a request's KV, by measured costs", inspect::route_command},
+    {"capacity", "how many tokens the KV caches of a deployment have room for", inspect::capacity_command}};
 
 std::string help() {
     std::string text = "ctxpar-inspect COMMAND [OPTIONS] [--json]\n\n";
