@@ -72,6 +72,11 @@ void check_values(const file_of& file, const calibration& value) {
     file.rate("costs.read_bytes_per_us", costs.read_bytes_per_us);
     file.rate("costs.flops_per_us", costs.flops_per_us);
     file.cost("costs.attend_us", costs.attend_us);
+    file.cost("costs.request_us", costs.request_us);
+    file.cost("costs.row_numbers_per_us", costs.row_numbers_per_us);
+    file.cost("costs.serial_share", costs.serial_share);
+    if (costs.serial_share > 1)
+        file.refuse("costs.serial_share", fmt::format("{}", costs.serial_share), "a share from 0 to 1");
     file.rate("costs.merge_bytes_per_us", costs.merge_bytes_per_us);
     file.cost("costs.merge_us", costs.merge_us);
     file.cost("costs.weight_bytes_per_us", costs.weight_bytes_per_us);
@@ -102,12 +107,13 @@ void check_values(const file_of& file, const calibration& value) {
 // One object of a file, with exactly these keys.
 class object {
 public:
-    object(const file_of& file, const json& from, std::string prefix, const names& keys)
+    object(const file_of& file, const json& from, std::string prefix, names keys, const names& may_lack = {})
         : file_(file), from_(from), prefix_(std::move(prefix)) {
         if (!from.is_object()) file.refuse(prefix_.empty() ? "the whole" : prefix_, from.dump(), "an object");
         if (!prefix_.empty()) prefix_ += '.';
         for (const std::string_view key : keys)
             if (!from.contains(key)) file.refuse(fmt::format("{}{} is missing; it must be there", prefix_, key));
+        keys.insert(keys.end(), may_lack.begin(), may_lack.end());
         for (const auto& [key, value] : from.items())
             if (std::find(keys.begin(), keys.end(), key) == keys.end())
                 file.refuse(
@@ -119,6 +125,7 @@ public:
         if (!at(key).is_number()) file_.refuse(prefix_ + key, at(key).dump(), "a number");
         return at(key).get<double>();
     }
+    double number_or_zero(const char* key) const { return from_.contains(key) ? number(key) : 0; }
     std::int64_t whole(const char* key) const {
         const json& value = at(key);
         const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
@@ -151,11 +158,15 @@ ctxpar::collective_cost entry_of(const file_of& file, const json& from, const st
 ctxpar::machine_costs costs_of(const file_of& file, const json& from) {
     const object given(file, from, "costs",
                        {"read_bytes_per_us", "flops_per_us", "attend_us", "merge_bytes_per_us", "merge_us",
-                        "weight_bytes_per_us", "collectives"});
+                        "weight_bytes_per_us", "collectives"},
+                       {"request_us", "row_numbers_per_us", "serial_share"});
     ctxpar::machine_costs costs;
     costs.read_bytes_per_us = given.number("read_bytes_per_us");
     costs.flops_per_us = given.number("flops_per_us");
     costs.attend_us = given.number("attend_us");
+    costs.request_us = given.number_or_zero("request_us");
+    costs.row_numbers_per_us = given.number_or_zero("row_numbers_per_us");
+    costs.serial_share = given.number_or_zero("serial_share");
     costs.merge_bytes_per_us = given.number("merge_bytes_per_us");
     costs.merge_us = given.number("merge_us");
     costs.weight_bytes_per_us = given.number("weight_bytes_per_us");
@@ -242,6 +253,9 @@ std::string text_of(const file_of& file, const calibration& value) {
                          {{"read_bytes_per_us", value.costs.read_bytes_per_us},
                           {"flops_per_us", value.costs.flops_per_us},
                           {"attend_us", value.costs.attend_us},
+                          {"request_us", value.costs.request_us},
+                          {"row_numbers_per_us", value.costs.row_numbers_per_us},
+                          {"serial_share", value.costs.serial_share},
                           {"merge_bytes_per_us", value.costs.merge_bytes_per_us},
                           {"merge_us", value.costs.merge_us},
                           {"weight_bytes_per_us", value.costs.weight_bytes_per_us},
