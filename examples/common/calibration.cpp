@@ -7,11 +7,9 @@
 #include <initializer_list>
 #include <iterator>
 #include <set>
-#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <ctxpar/core/error.hpp>
@@ -20,7 +18,7 @@ namespace demo {
 namespace {
 
 using json = nlohmann::ordered_json;
-using names = std::vector<std::string_view>;
+using names = std::vector<std::string>;
 
 constexpr std::int64_t version = 1;
 constexpr std::int64_t most = std::int64_t{1} << 20;        // of any whole number
@@ -29,6 +27,12 @@ constexpr std::uintmax_t most_bytes = std::size_t{1} << 20; // of a file
 // The four of the enumeration, in its order.
 constexpr ctxpar::collective_op ops[] = {ctxpar::collective_op::all_gather, ctxpar::collective_op::all_to_all,
                                          ctxpar::collective_op::reduce_scatter, ctxpar::collective_op::all_reduce};
+
+std::string listed(const names& all) {
+    std::string text;
+    for (const std::string& each : all) text += (text.empty() ? "" : ", ") + each;
+    return text;
+}
 
 // Sentences about one file; `key` is where in it, as costs.collectives[1].op.
 class file_of {
@@ -43,7 +47,7 @@ public:
     }
     void one_of(const std::string& key, const std::string& value, const names& legal) const {
         if (std::find(legal.begin(), legal.end(), value) == legal.end())
-            refuse(key, '"' + value + '"', fmt::format("one of {}", fmt::join(legal, ", ")));
+            refuse(key, '"' + value + '"', "one of " + listed(legal));
     }
     void whole(const std::string& key, std::int64_t value, std::int64_t least = 1) const {
         if (value < least || value > most)
@@ -111,13 +115,12 @@ public:
         : file_(file), from_(from), prefix_(std::move(prefix)) {
         if (!from.is_object()) file.refuse(prefix_.empty() ? "the whole" : prefix_, from.dump(), "an object");
         if (!prefix_.empty()) prefix_ += '.';
-        for (const std::string_view key : keys)
+        for (const std::string& key : keys)
             if (!from.contains(key)) file.refuse(fmt::format("{}{} is missing; it must be there", prefix_, key));
         keys.insert(keys.end(), may_lack.begin(), may_lack.end());
         for (const auto& [key, value] : from.items())
             if (std::find(keys.begin(), keys.end(), key) == keys.end())
-                file.refuse(
-                    fmt::format("{}{} is not known; the keys there must be {}", prefix_, key, fmt::join(keys, ", ")));
+                file.refuse(fmt::format("{}{} is not known; the keys there must be {}", prefix_, key, listed(keys)));
     }
 
     const json& at(const char* key) const { return from_.at(key); }
@@ -290,12 +293,21 @@ std::string calibration_text(const calibration& value) {
     return text_of(file_of("to be written"), value);
 }
 
+void check_calibration_place(const std::string& path) {
+    const file_of file(path);
+    std::error_code fault;
+    if (std::filesystem::is_directory(path, fault)) file.refuse("it is a folder; it must be a file");
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    if (path.empty() || !std::filesystem::is_directory(folder.empty() ? "." : folder, fault))
+        file.refuse("it can not be written; it must be in a folder that is there and may be written");
+}
+
 void write_calibration(const std::string& path, const calibration& value) {
     const file_of file(path);
     const std::string text = text_of(file, value);
+    check_calibration_place(path);
     const std::string draft = path + ".draft";
     std::error_code fault;
-    if (std::filesystem::is_directory(path, fault)) file.refuse("it is a folder; it must be a file");
     std::ofstream to(draft, std::ios::binary);
     to << text << std::flush;
     const bool written = to.good();

@@ -39,6 +39,10 @@ calibration read_calibration(const std::string& path);
 // anything is written, for numbers that reading would refuse; and for a place that can not be written.
 void write_calibration(const std::string& path, const calibration& value);
 
+// Refuses, as write_calibration would, a path that is a folder or in none: for those who measure long before they
+// write.
+void check_calibration_place(const std::string& path);
+
 // The text of such a file.
 std::string calibration_text(const calibration& value);
 

@@ -324,5 +324,10 @@ TEST_CASE("places where no file is or can be are refused at once") {
     fs::remove(here.file());
     CHECK(has_all(refusal([&] { write_calibration((here.path / "no" / "file").string(), some()); }), {"written"}));
     CHECK(has_all(refusal([&] { write_calibration(here.path.string(), some()); }), {"folder"}));
+    CHECK(has_all(refusal([&] { demo::check_calibration_place((here.path / "no" / "file").string()); }), {"written"}));
+    CHECK(has_all(refusal([&] { demo::check_calibration_place(here.path.string()); }), {"folder"}));
+    CHECK(has_all(refusal([] { demo::check_calibration_place(""); }), {"written"}));
+    CHECK(refusal([&] { demo::check_calibration_place(here.file()); }).empty());
+    CHECK(refusal([] { demo::check_calibration_place("machine.json"); }).empty());
     CHECK(here.entries() == 0);
 }
