@@ -7,11 +7,9 @@
 #include <initializer_list>
 #include <iterator>
 #include <set>
-#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <ctxpar/core/error.hpp>
@@ -20,7 +18,7 @@ namespace demo {
 namespace {
 
 using json = nlohmann::ordered_json;
-using names = std::vector<std::string_view>;
+using names = std::vector<std::string>;
 
 constexpr std::int64_t version = 1;
 constexpr std::int64_t most = std::int64_t{1} << 20;        // of any whole number
@@ -29,6 +27,12 @@ constexpr std::uintmax_t most_bytes = std::size_t{1} << 20; // of a file
 // The four of the enumeration, in its order.
 constexpr ctxpar::collective_op ops[] = {ctxpar::collective_op::all_gather, ctxpar::collective_op::all_to_all,
                                          ctxpar::collective_op::reduce_scatter, ctxpar::collective_op::all_reduce};
+
+std::string listed(const names& all) {
+    std::string text;
+    for (const std::string& each : all) text += (text.empty() ? "" : ", ") + each;
+    return text;
+}
 
 // Sentences about one file; `key` is where in it, as costs.collectives[1].op.
 class file_of {
@@ -43,7 +47,7 @@ public:
     }
     void one_of(const std::string& key, const std::string& value, const names& legal) const {
         if (std::find(legal.begin(), legal.end(), value) == legal.end())
-            refuse(key, '"' + value + '"', fmt::format("one of {}", fmt::join(legal, ", ")));
+            refuse(key, '"' + value + '"', "one of " + listed(legal));
     }
     void whole(const std::string& key, std::int64_t value, std::int64_t least = 1) const {
         if (value < least || value > most)
@@ -72,6 +76,11 @@ void check_values(const file_of& file, const calibration& value) {
     file.rate("costs.read_bytes_per_us", costs.read_bytes_per_us);
     file.rate("costs.flops_per_us", costs.flops_per_us);
     file.cost("costs.attend_us", costs.attend_us);
+    file.cost("costs.request_us", costs.request_us);
+    file.cost("costs.row_numbers_per_us", costs.row_numbers_per_us);
+    file.cost("costs.serial_share", costs.serial_share);
+    if (costs.serial_share > 1)
+        file.refuse("costs.serial_share", fmt::format("{}", costs.serial_share), "a share from 0 to 1");
     file.rate("costs.merge_bytes_per_us", costs.merge_bytes_per_us);
     file.cost("costs.merge_us", costs.merge_us);
     file.cost("costs.weight_bytes_per_us", costs.weight_bytes_per_us);
@@ -102,16 +111,16 @@ void check_values(const file_of& file, const calibration& value) {
 // One object of a file, with exactly these keys.
 class object {
 public:
-    object(const file_of& file, const json& from, std::string prefix, const names& keys)
+    object(const file_of& file, const json& from, std::string prefix, names keys, const names& may_lack = {})
         : file_(file), from_(from), prefix_(std::move(prefix)) {
         if (!from.is_object()) file.refuse(prefix_.empty() ? "the whole" : prefix_, from.dump(), "an object");
         if (!prefix_.empty()) prefix_ += '.';
-        for (const std::string_view key : keys)
+        for (const std::string& key : keys)
             if (!from.contains(key)) file.refuse(fmt::format("{}{} is missing; it must be there", prefix_, key));
+        keys.insert(keys.end(), may_lack.begin(), may_lack.end());
         for (const auto& [key, value] : from.items())
             if (std::find(keys.begin(), keys.end(), key) == keys.end())
-                file.refuse(
-                    fmt::format("{}{} is not known; the keys there must be {}", prefix_, key, fmt::join(keys, ", ")));
+                file.refuse(fmt::format("{}{} is not known; the keys there must be {}", prefix_, key, listed(keys)));
     }
 
     const json& at(const char* key) const { return from_.at(key); }
@@ -119,6 +128,7 @@ public:
         if (!at(key).is_number()) file_.refuse(prefix_ + key, at(key).dump(), "a number");
         return at(key).get<double>();
     }
+    double number_or_zero(const char* key) const { return from_.contains(key) ? number(key) : 0; }
     std::int64_t whole(const char* key) const {
         const json& value = at(key);
         const bool fits = value.is_number_integer() && (!value.is_number_unsigned() ||
@@ -151,11 +161,15 @@ ctxpar::collective_cost entry_of(const file_of& file, const json& from, const st
 ctxpar::machine_costs costs_of(const file_of& file, const json& from) {
     const object given(file, from, "costs",
                        {"read_bytes_per_us", "flops_per_us", "attend_us", "merge_bytes_per_us", "merge_us",
-                        "weight_bytes_per_us", "collectives"});
+                        "weight_bytes_per_us", "collectives"},
+                       {"request_us", "row_numbers_per_us", "serial_share"});
     ctxpar::machine_costs costs;
     costs.read_bytes_per_us = given.number("read_bytes_per_us");
     costs.flops_per_us = given.number("flops_per_us");
     costs.attend_us = given.number("attend_us");
+    costs.request_us = given.number_or_zero("request_us");
+    costs.row_numbers_per_us = given.number_or_zero("row_numbers_per_us");
+    costs.serial_share = given.number_or_zero("serial_share");
     costs.merge_bytes_per_us = given.number("merge_bytes_per_us");
     costs.merge_us = given.number("merge_us");
     costs.weight_bytes_per_us = given.number("weight_bytes_per_us");
@@ -242,6 +256,9 @@ std::string text_of(const file_of& file, const calibration& value) {
                          {{"read_bytes_per_us", value.costs.read_bytes_per_us},
                           {"flops_per_us", value.costs.flops_per_us},
                           {"attend_us", value.costs.attend_us},
+                          {"request_us", value.costs.request_us},
+                          {"row_numbers_per_us", value.costs.row_numbers_per_us},
+                          {"serial_share", value.costs.serial_share},
                           {"merge_bytes_per_us", value.costs.merge_bytes_per_us},
                           {"merge_us", value.costs.merge_us},
                           {"weight_bytes_per_us", value.costs.weight_bytes_per_us},
@@ -276,12 +293,21 @@ std::string calibration_text(const calibration& value) {
     return text_of(file_of("to be written"), value);
 }
 
+void check_calibration_place(const std::string& path) {
+    const file_of file(path);
+    std::error_code fault;
+    if (std::filesystem::is_directory(path, fault)) file.refuse("it is a folder; it must be a file");
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    if (path.empty() || !std::filesystem::is_directory(folder.empty() ? "." : folder, fault))
+        file.refuse("it can not be written; it must be in a folder that is there and may be written");
+}
+
 void write_calibration(const std::string& path, const calibration& value) {
     const file_of file(path);
     const std::string text = text_of(file, value);
+    check_calibration_place(path);
     const std::string draft = path + ".draft";
     std::error_code fault;
-    if (std::filesystem::is_directory(path, fault)) file.refuse("it is a folder; it must be a file");
     std::ofstream to(draft, std::ios::binary);
     to << text << std::flush;
     const bool written = to.good();

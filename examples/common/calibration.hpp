@@ -2,12 +2,14 @@
 // the cost model chooses.
 //
 //   {"ctxpar_calibration": 1, "transport": "local" | "mpi" | "nccl", "backend": "cpu" | "cuda", "machine": any text,
-//    "costs": {"read_bytes_per_us", "flops_per_us", "attend_us", "merge_bytes_per_us", "merge_us",
-//              "weight_bytes_per_us", "collectives": [{"op", "size", "call_us", "bytes_per_us"}, ...]},
+//    "costs": {"read_bytes_per_us", "flops_per_us", "attend_us", "request_us", "row_numbers_per_us", "serial_share",
+//              "merge_bytes_per_us", "merge_us", "weight_bytes_per_us",
+//              "collectives": [{"op", "size", "call_us", "bytes_per_us"}, ...]},
 //    "model": {"attention": "gqa" | "mla", "heads", "kv_heads", "query_width", "value_width", "bytes_per_token",
 //              "layers", "partial_bytes", "output_bytes"}}
 //
-// Every key is there and no other is; the numbers are as <ctxpar/plan/cost.hpp> has them.
+// Every key is there and no other is; but request_us, row_numbers_per_us and serial_share may be left out, for 0. The
+// numbers are as <ctxpar/plan/cost.hpp> has them.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +38,10 @@ calibration read_calibration(const std::string& path);
 // Puts a file in the place of what is there, complete or not at all. config_error "calibration" as above, before
 // anything is written, for numbers that reading would refuse; and for a place that can not be written.
 void write_calibration(const std::string& path, const calibration& value);
+
+// Refuses, as write_calibration would, a path that is a folder or in none: for those who measure long before they
+// write.
+void check_calibration_place(const std::string& path);
 
 // The text of such a file.
 std::string calibration_text(const calibration& value);

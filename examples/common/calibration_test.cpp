@@ -52,6 +52,9 @@ calibration some() {
     value.costs.read_bytes_per_us = 12345.678901234567;
     value.costs.flops_per_us = 1e15 / 3;
     value.costs.attend_us = 2.0 / 3;
+    value.costs.request_us = 1.0 / 7;
+    value.costs.row_numbers_per_us = 10.0 / 11;
+    value.costs.serial_share = 0.7;
     value.costs.merge_bytes_per_us = 4096;
     value.costs.merge_us = 0.30000000000000004;
     value.costs.weight_bytes_per_us = 9999.9;
@@ -78,6 +81,9 @@ void check_same(const calibration& a, const calibration& b) {
     CHECK(same_bits(a.costs.read_bytes_per_us, b.costs.read_bytes_per_us));
     CHECK(same_bits(a.costs.flops_per_us, b.costs.flops_per_us));
     CHECK(same_bits(a.costs.attend_us, b.costs.attend_us));
+    CHECK(same_bits(a.costs.request_us, b.costs.request_us));
+    CHECK(same_bits(a.costs.row_numbers_per_us, b.costs.row_numbers_per_us));
+    CHECK(same_bits(a.costs.serial_share, b.costs.serial_share));
     CHECK(same_bits(a.costs.merge_bytes_per_us, b.costs.merge_bytes_per_us));
     CHECK(same_bits(a.costs.merge_us, b.costs.merge_us));
     CHECK(same_bits(a.costs.weight_bytes_per_us, b.costs.weight_bytes_per_us));
@@ -213,6 +219,21 @@ TEST_CASE("every key must be there, once, and no other") {
     CHECK(has_all(entry, {"costs.collectives[1].size", "missing"}));
 }
 
+TEST_CASE("three costs may be left out, for 0; all others of theirs hold") {
+    const folder here;
+    std::string text = demo::calibration_text(some());
+    for (const std::string key : {"request_us", "row_numbers_per_us", "serial_share"}) {
+        CHECK(has_all(refusal_with(here, "\"" + key + "\":", "\"other\":"), {here.file(), "other", "not known", key}));
+        CHECK(has_all(refusal_with(here, "\"" + key + "\":", "\"" + key + "\": 1, \"" + key + "\":"), {key, "twice"}));
+        const std::size_t first = text.find("\"" + key + "\"");
+        text.erase(first, text.find('\n', first) - first);
+    }
+    put(here.file(), text);
+    calibration wanted = some();
+    wanted.costs.request_us = wanted.costs.row_numbers_per_us = wanted.costs.serial_share = 0;
+    check_same(read_calibration(here.file()), wanted);
+}
+
 TEST_CASE("another version is refused for that, whatever its keys are") {
     const folder here;
     for (const std::string version : {"0", "2", "1.0", "\"1\"", "null", "18446744073709551617"}) {
@@ -273,9 +294,13 @@ TEST_CASE("what can not be read would not be written") {
         if (bad == 0) continue;
         refused([=](calibration& c) { c.costs.attend_us = bad; }, {"costs.attend_us", "at least 0"});
         refused([=](calibration& c) { c.costs.merge_us = bad; }, {"costs.merge_us", "at least 0"});
+        refused([=](calibration& c) { c.costs.request_us = bad; }, {"costs.request_us", "at least 0"});
+        refused([=](calibration& c) { c.costs.row_numbers_per_us = bad; }, {"costs.row_numbers_per_us"});
+        refused([=](calibration& c) { c.costs.serial_share = bad; }, {"costs.serial_share"});
         refused([=](calibration& c) { c.costs.weight_bytes_per_us = bad; }, {"costs.weight_bytes_per_us"});
         refused([=](calibration& c) { c.costs.collectives[0].call_us = bad; }, {"collectives[0].call_us"});
     }
+    refused([](calibration& c) { c.costs.serial_share = 1.25; }, {"costs.serial_share is 1.25", "from 0 to 1"});
     refused([](calibration& c) { c.transport = "nvlink"; }, {"transport", "nvlink"});
     refused([](calibration& c) { c.machine = "\xff"; }, {"machine is not UTF-8"});
     refused([](calibration& c) { c.layers = 0; }, {"model.layers is 0"});
@@ -299,5 +324,10 @@ TEST_CASE("places where no file is or can be are refused at once") {
     fs::remove(here.file());
     CHECK(has_all(refusal([&] { write_calibration((here.path / "no" / "file").string(), some()); }), {"written"}));
     CHECK(has_all(refusal([&] { write_calibration(here.path.string(), some()); }), {"folder"}));
+    CHECK(has_all(refusal([&] { demo::check_calibration_place((here.path / "no" / "file").string()); }), {"written"}));
+    CHECK(has_all(refusal([&] { demo::check_calibration_place(here.path.string()); }), {"folder"}));
+    CHECK(has_all(refusal([] { demo::check_calibration_place(""); }), {"written"}));
+    CHECK(refusal([&] { demo::check_calibration_place(here.file()); }).empty());
+    CHECK(refusal([] { demo::check_calibration_place("machine.json"); }).empty());
     CHECK(here.entries() == 0);
 }

@@ -111,6 +111,11 @@ void text(CLI::App& app, const char* name, std::string& to, const char* descript
     add(app, need::required, name, take, "TEXT", description);
 }
 
+void text(CLI::App& app, const char* name, std::optional<std::string>& to, const char* description) {
+    const auto take = [&to](const std::string& given) { to = given; };
+    add(app, need::optional, name, take, "TEXT", description);
+}
+
 void word(CLI::App& app, need needed, const char* name, std::string& to, const std::vector<std::string>& choices,
           const char* description) {
     const auto take = [name, &to, choices](const std::string& text) {

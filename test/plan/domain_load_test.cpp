@@ -85,6 +85,22 @@ TEST_CASE("Rows count in the attention of a rank and in the exchange of a group"
     CHECK(near(load.alone_us(load.sizes()[1], 10), 2 * (3 + 288 * 3 * 5 / 100.0 + exchange_by_hand(2, 3))));
 }
 
+TEST_CASE("Each request and its rows cost their part of a call, with keys or without") {
+    machine_costs costs = routing_machine();
+    costs.request_us = 7;
+    costs.row_numbers_per_us = 10; // 12 heads * 12 wide: 14.4 us a row
+    router_options options = routing_options();
+    options.rows = 2;
+    domain_load load{costs, routing_model(), {2, 1, 16, 100, {}}, options};
+    load.enter({0, 1}, {100, 100});
+    load.enter({0, 1}, {0, 0});
+    load.enter({0, 2}, {60, 60});
+    const double requests = 7 + 2 * 14.4;
+    CHECK(near(load.load(0).step_us, step_by_hand(100 + 30, 3 * requests + exchange_by_hand(2, 2))));
+    CHECK(near(load.load(1).step_us, step_by_hand(30, requests + exchange_by_hand(2, 2))));
+    CHECK(near(load.alone_us(load.sizes()[0], 100), step_by_hand(100, requests)));
+}
+
 TEST_CASE("A request alone takes what cp_size_costs says") {
     for (const std::int64_t ranks : {1, 6, 8})
         for (const std::int64_t length : {0, 1, 594, 5000}) {

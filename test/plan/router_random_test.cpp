@@ -91,10 +91,15 @@ public:
     // A rank's step from the cost functions, with its groups found by looking.
     double step_us(const sums& now, std::int64_t rank) const {
         if (now.requests[at(rank)] == 0) return 0;
-        const request_load all{given_.options.rows, now.tokens[at(rank)]};
+        std::vector<request_load> all;
+        for (const auto& [id, request] : requests)
+            for (const placement& place : request.places)
+                if (place.holds(rank))
+                    all.push_back({given_.options.rows, dealt(request.tokens, place.ranks,
+                                                              given_.domain.interleave)[at(rank - place.first)]});
         const model_shape& model = given_.model;
-        double layer = attention_us(routing_machine(), {model.heads, model.query_width, model.value_width,
-                                                        model.bytes_per_token, 0, std::span(&all, 1)});
+        double layer = attention_us(routing_machine(),
+                                    {model.heads, model.query_width, model.value_width, model.bytes_per_token, 0, all});
         for (std::int64_t size = 2; size <= given_.domain.ranks; ++size) {
             std::int64_t sharing = 0;
             for (const auto& [id, request] : requests)

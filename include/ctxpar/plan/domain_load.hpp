@@ -2,7 +2,7 @@
 //
 //   a request alone    layers * layer_us                      cp_size.hpp, at its length
 //   blocks of a rank   sum over requests of ceil(local_len / B)            of the tokens they reserve
-//   a rank's step      layers * (attend_us + the attention of all keys it holds, in one call
+//   a rank's step      layers * (attention of all its requests and the keys it holds, in one call
 //                                + exchange and merge of each group it is in, once for all requests of the group)
 //                      0 without a request
 //
@@ -78,6 +78,8 @@ public:
         require(any, "scatter_heads", "no size of a group, of ", detail::join(sizes), ", divides the ", model_.heads,
                 " heads that are scattered; name another size, or merge with merge::ag_ar and place own_heads");
         ranks_.resize(at(domain_.ranks));
+        const request_load empty{options_.rows, 0};
+        request_us_ = attention_us(costs_, load_of(std::span(&empty, 1))) - attention_us(costs_, load_of({}));
     }
 
     const router_domain& domain() const { return domain_; }
@@ -95,7 +97,7 @@ public:
     // A step of a request alone.
     double alone_us(const cp_group_size& size, std::int64_t tokens) const {
         decode_cost layer = size.exchange;
-        layer.attention_us = attention_of(law_of(size.ranks).local_len(tokens, 0));
+        layer.attention_us = attention_of(1, law_of(size.ranks).local_len(tokens, 0));
         return static_cast<double>(options_.layers) * layer.total_us();
     }
 
@@ -186,6 +188,7 @@ private:
     model_shape model_;
     router_domain domain_;
     router_options options_;
+    double request_us_ = 0; // of one more request without keys in an attention call
     std::vector<cp_group_size> sizes_;
     std::vector<std::vector<group>> groups_; // of each size, by first rank
     std::vector<held> ranks_;
@@ -209,11 +212,13 @@ private:
         return cost_of(ranks, requests).cost.total_us();
     }
 
-    // One call of attention that reads `keys` keys.
-    double attention_of(std::int64_t keys) const {
-        const request_load load{options_.rows, keys};
-        return attention_us(costs_, {model_.heads, model_.query_width, model_.value_width, model_.bytes_per_token, 0,
-                                     std::span(&load, 1)});
+    attention_load load_of(std::span<const request_load> requests) const {
+        return {model_.heads, model_.query_width, model_.value_width, model_.bytes_per_token, 0, requests};
+    }
+    // One call of attention for requests that have `keys` keys together.
+    double attention_of(std::int64_t requests, std::int64_t keys) const {
+        const request_load all{options_.rows, keys};
+        return attention_us(costs_, load_of(std::span(&all, 1))) + static_cast<double>(requests - 1) * request_us_;
     }
 
     std::size_t index_of(std::int64_t ranks) const {
@@ -234,7 +239,7 @@ private:
             keys += each.sign * law_of(each.place.ranks).local_len(each.tokens, rank - each.place.first);
         }
         if (requests == 0) return 0;
-        double layer = attention_of(keys);
+        double layer = attention_of(requests, keys);
         for (std::size_t i = 0; i < sizes_.size(); ++i) {
             double exchange = groups_[i][at(rank / sizes_[i].ranks)].exchange_us;
             for (const change& each : changes)
