@@ -13,8 +13,9 @@ using json = nlohmann::ordered_json;
 using numbers = std::vector<std::int64_t>;
 
 struct answer {
-    json values;      // one object
+    json values;      // one object; null: nothing is printed
     std::string text; // lines
+    int status = 0;   // to exit with; not 0 where what was wrong has been said
 };
 
 // Columns of right-aligned text under a header.

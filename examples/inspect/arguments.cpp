@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <string_view>
 
 #include <CLI/CLI.hpp>
@@ -42,6 +43,32 @@ numbers parse_list(const std::string& name, std::string_view text) {
     }
 }
 
+// A whole number with a unit behind it or none.
+std::int64_t parse_bytes(const std::string& name, std::string_view text) {
+    struct unit {
+        std::string_view name;
+        std::int64_t bytes;
+    };
+    constexpr unit units[] = {{"KiB", std::int64_t{1} << 10},
+                              {"MiB", std::int64_t{1} << 20},
+                              {"GiB", std::int64_t{1} << 30},
+                              {"TiB", std::int64_t{1} << 40},
+                              {"KB", 1'000},
+                              {"MB", 1'000'000},
+                              {"GB", 1'000'000'000},
+                              {"TB", 1'000'000'000'000}};
+    for (const unit& each : units) {
+        if (!text.ends_with(each.name)) continue;
+        text.remove_suffix(each.name.size());
+        const std::int64_t count = parse_number("usage", name, text);
+        constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+        require(count <= largest / each.bytes && count >= -largest / each.bytes, "usage", name, " has ", count, " ",
+                std::string(each.name), ", which do not fit 64 bits; it must be from -2^63 to 2^63 - 1 bytes");
+        return count * each.bytes;
+    }
+    return parse_number("usage", name, text);
+}
+
 void add(CLI::App& app, need needed, const char* name, const std::function<void(const std::string&)>& take,
          const std::string& kind, const char* description) {
     app.add_option_function<std::string>(name, take, description)->type_name(kind)->required(needed == need::required);
@@ -69,6 +96,11 @@ void number(CLI::App& app, const char* name, std::optional<std::int64_t>& to, co
     add(app, need::optional, name, take, "NUMBER", description);
 }
 
+void bytes(CLI::App& app, const char* name, std::optional<std::int64_t>& to, const char* description) {
+    const auto take = [name, &to](const std::string& text) { to = parse_bytes(name, text); };
+    add(app, need::optional, name, take, "BYTES", description);
+}
+
 void list(CLI::App& app, const char* name, numbers& to, const char* description) {
     const auto take = [name, &to](const std::string& text) { to = parse_list(name, text); };
     add(app, need::required, name, take, "LIST", description);
@@ -77,6 +109,11 @@ void list(CLI::App& app, const char* name, numbers& to, const char* description)
 void text(CLI::App& app, const char* name, std::string& to, const char* description) {
     const auto take = [&to](const std::string& given) { to = given; };
     add(app, need::required, name, take, "TEXT", description);
+}
+
+void text(CLI::App& app, const char* name, std::optional<std::string>& to, const char* description) {
+    const auto take = [&to](const std::string& given) { to = given; };
+    add(app, need::optional, name, take, "TEXT", description);
 }
 
 void word(CLI::App& app, need needed, const char* name, std::string& to, const std::vector<std::string>& choices,

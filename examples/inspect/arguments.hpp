@@ -28,8 +28,10 @@ enum class need { optional, required };
 // Each adds one option; all but a flag take one value.
 void number(CLI::App& app, need needed, const char* name, std::int64_t& to, const char* description);
 void number(CLI::App& app, const char* name, std::optional<std::int64_t>& to, const char* description);
-void list(CLI::App& app, const char* name, numbers& to, const char* description);     // required
-void text(CLI::App& app, const char* name, std::string& to, const char* description); // required
+void bytes(CLI::App& app, const char* name, std::optional<std::int64_t>& to, const char* description); // 80GiB, 141GB
+void list(CLI::App& app, const char* name, numbers& to, const char* description);                      // required
+void text(CLI::App& app, const char* name, std::string& to, const char* description);                  // required
+void text(CLI::App& app, const char* name, std::optional<std::string>& to, const char* description);
 void word(CLI::App& app, need needed, const char* name, std::string& to, const std::vector<std::string>& choices,
           const char* description);
 void flag(CLI::App& app, const char* name, bool& to, const char* description);
@@ -38,6 +40,6 @@ void flag(CLI::App& app, const char* name, bool& to, const char* description);
 using command = std::function<answer()>(CLI::App& app);
 
 command topology_command, lengths_command, slots_command, blocks_command, zigzag_command, gather_command,
-    reshard_command, exchange_command, merge_command;
+    reshard_command, exchange_command, merge_command, calibrate_command, route_command, capacity_command;
 
 } // namespace inspect

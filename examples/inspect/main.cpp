@@ -31,7 +31,10 @@ constexpr entry commands[] = {
     {"gather", "chunks in which cached context is gathered, and its token order", inspect::gather_command},
     {"reshard", "runs of cached tokens that go from rank to rank where the layout changes", inspect::reshard_command},
     {"exchange", "bytes and collectives of one layer", inspect::exchange_command},
-    {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command}};
+    {"merge", "the exact merge of partial results, read from standard input", inspect::merge_command},
+    {"calibrate", "what this machine takes, for the cost model; measures it", inspect::calibrate_command},
+    {"route", "how many ranks should share a request's KV, by measured costs", inspect::route_command},
+    {"capacity", "how many tokens the KV caches of a deployment have room for", inspect::capacity_command}};
 
 std::string help() {
     std::string text = "ctxpar-inspect COMMAND [OPTIONS] [--json]\n\n";
@@ -52,9 +55,9 @@ const entry& find_command(const std::vector<std::string>& arguments) {
         "usage", ctxpar::sentence(problem, "; the first word must be one of ", names, ", or --help")));
 }
 
-// The text for standard output.
-std::string reply(std::vector<std::string> arguments, bool as_json) {
-    if (!arguments.empty() && (arguments.front() == "--help" || arguments.front() == "-h")) return help();
+// With the text for standard output.
+inspect::answer reply(std::vector<std::string> arguments, bool as_json) {
+    if (!arguments.empty() && (arguments.front() == "--help" || arguments.front() == "-h")) return {{}, help()};
     const entry& chosen = find_command(arguments);
     CLI::App app(chosen.description, fmt::format("ctxpar-inspect {}", chosen.name));
     const std::function<inspect::answer()> run = chosen.add(app);
@@ -63,13 +66,15 @@ std::string reply(std::vector<std::string> arguments, bool as_json) {
     try {
         app.parse(std::vector<std::string>(arguments.begin() + 1, arguments.end()));
     } catch (const CLI::CallForHelp&) {
-        return app.help();
+        return {{}, app.help()};
     } catch (const CLI::ParseError& problem) {
         ctxpar::raise(ctxpar::config_error(
             "usage", ctxpar::sentence(problem.what(), "; ctxpar-inspect ", chosen.name, " --help lists the options")));
     }
-    const inspect::answer result = run();
-    return as_json ? result.values.dump(-1, ' ', false, json::error_handler_t::replace) + '\n' : result.text;
+    inspect::answer result = run();
+    if (as_json && !result.values.is_null())
+        result.text = result.values.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
+    return result;
 }
 
 void print_error(const ctxpar::error& problem, const std::vector<std::int64_t>& legal, bool as_json) {
@@ -88,9 +93,9 @@ int main(int argc, char** argv) {
     // --json may stand anywhere, even where the line is otherwise wrong.
     const bool as_json = std::erase(arguments, "--json") > 0;
     try {
-        const std::string text = reply(std::move(arguments), as_json);
-        const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-        if (written && std::fflush(stdout) == 0) return 0;
+        const inspect::answer said = reply(std::move(arguments), as_json);
+        const bool written = std::fwrite(said.text.data(), 1, said.text.size(), stdout) == said.text.size();
+        if (written && std::fflush(stdout) == 0) return said.status;
         fmt::print(stderr, "ctxpar-inspect: standard output can not be written\n");
         return 1;
     } catch (const ctxpar::config_error& problem) {

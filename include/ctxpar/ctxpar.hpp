@@ -23,5 +23,6 @@
 #include <ctxpar/plan/cost.hpp>
 #include <ctxpar/plan/cp_size.hpp>
 #include <ctxpar/plan/merge_for.hpp>
+#include <ctxpar/plan/router.hpp>
 #include <ctxpar/prefill.hpp>
 #include <ctxpar/version.hpp>

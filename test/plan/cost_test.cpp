@@ -40,7 +40,7 @@ machine_costs machine() {
     costs.merge_bytes_per_us = 640;
     costs.merge_us = 2;
     costs.weight_bytes_per_us = 1600;
-    return costs;
+    return costs; // rows, requests and what is not hidden take no time unless a test says so
 }
 
 exchange_shape shape_of(std::int64_t ranks, std::int64_t m, std::int64_t rows, std::int64_t heads) {
@@ -196,6 +196,9 @@ TEST_CASE("Numbers that no machine has are refused, with the entry and the value
         CHECK(refused([=](auto& c) { c.attend_us = value; }, {"attend_us"}));
         CHECK(refused([=](auto& c) { c.merge_us = value; }, {"merge_us"}));
         CHECK(refused([=](auto& c) { c.weight_bytes_per_us = value; }, {"weight_bytes_per_us"}));
+        CHECK(refused([=](auto& c) { c.request_us = value; }, {"request_us"}));
+        CHECK(refused([=](auto& c) { c.row_numbers_per_us = value; }, {"row_numbers_per_us"}));
+        CHECK(refused([=](auto& c) { c.serial_share = value; }, {"serial_share"}));
     }
     for (const double value : {nan, infinite, 0.0, -1e-9}) {
         CHECK(refused([=](auto& c) { c.collectives[4].bytes_per_us = value; }, {"bytes_per_us", "all_to_all over 2"}));
@@ -208,7 +211,11 @@ TEST_CASE("Numbers that no machine has are refused, with the entry and the value
         CHECK(refused([=](auto& c) { c.attend_us = value; }, {"attend_us", "at least 0"}));
         CHECK(refused([=](auto& c) { c.merge_us = value; }, {"merge_us"}));
         CHECK(refused([=](auto& c) { c.weight_bytes_per_us = value; }, {"weight_bytes_per_us"}));
+        CHECK(refused([=](auto& c) { c.request_us = value; }, {"request_us", "at least 0"}));
+        CHECK(refused([=](auto& c) { c.row_numbers_per_us = value; }, {"row_numbers_per_us", "at least 0"}));
+        CHECK(refused([=](auto& c) { c.serial_share = value; }, {"serial_share", "at least 0"}));
     }
+    CHECK(refused([](auto& c) { c.serial_share = 1.5; }, {"serial_share is 1.5", "from 0 to 1"}));
     machine_costs free = machine(); // what may be zero
     free.attend_us = free.merge_us = free.weight_bytes_per_us = 0;
     for (collective_cost& entry : free.collectives) entry.call_us = 0;
@@ -230,6 +237,30 @@ TEST_CASE("Attention is bound by the bytes of all requests or by the FLOPs of al
     CHECK(attention_us(costs, load_of(empty)) == 3);
     const std::array<request_load, 1> huge{{{1, std::int64_t{1} << 61}}}; // products are past 63 bits
     CHECK(near(attention_us(costs, load_of(huge, 4)), std::ldexp(128.0 / 2000, 61)));
+}
+
+TEST_CASE("Requests and rows of an attention call cost time too, on every rank that shares them") {
+    machine_costs costs = machine();
+    const std::array<request_load, 2> requests{{{2, 1000}, {5, 3000}}};
+    const double bound = 17000 * 8 * 64 * 2 / 50000.0; // FLOPs of 17000 pairs
+    costs.request_us = 10;
+    CHECK(near(attention_us(costs, load_of(requests)), 3 + 2 * 10 + bound));
+    costs.row_numbers_per_us = 32; // 7 rows of 8 heads of 40 + 24 numbers
+    CHECK(near(attention_us(costs, load_of(requests)), 3 + 2 * 10 + 7 * 8 * 64 / 32.0 + bound));
+    const std::array<request_load, 2> without_keys{{{2, 0}, {5, 0}}};
+    CHECK(near(attention_us(costs, load_of(without_keys)), 3 + 2 * 10 + 7 * 8 * 64 / 32.0));
+    CHECK(attention_us(costs, load_of({})) == 3);
+}
+
+TEST_CASE("Of reads and arithmetic the smaller is hidden behind the larger, but for a share") {
+    machine_costs costs = machine();
+    const std::array<request_load, 1> requests{
+        {{1, 1000}}}; // 64 us of reads; of 4 heads 10.24 of arithmetic, of 40 102.4
+    for (const double share : {0.0, 0.25, 1.0}) {
+        costs.serial_share = share;
+        CHECK(near(attention_us(costs, load_of(requests, 4)), 3 + 64 + share * 10.24));
+        CHECK(near(attention_us(costs, load_of(requests, 40)), 3 + 102.4 + share * 64));
+    }
 }
 
 TEST_CASE("A layer by hand: MLA-like A2A over 4 ranks of a TP group") {
@@ -430,7 +461,10 @@ TEST_CASE("Of equal merges the one with the fewest collectives is chosen") {
 }
 
 TEST_CASE("More of anything never costs less") {
-    const machine_costs costs = machine();
+    machine_costs costs = machine();
+    costs.request_us = 1;
+    costs.row_numbers_per_us = 100;
+    costs.serial_share = 0.5;
     for (const collective_op op : {gather, exchange_op, scatter, reduce})
         for (std::int32_t size = 2; size < 20; ++size)
             for (double bytes = 0; bytes < 1e6; bytes = 3 * bytes + 1) {

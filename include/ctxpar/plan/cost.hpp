@@ -2,8 +2,10 @@
 // model in microseconds and bytes; nothing here measures or reads a file.
 //
 //   collective     calls * call_us + (size-1) * b / bytes_per_us         b bytes to each other rank, of all calls
-//   attention      attend_us + max(bytes_per_token * sum(keys) / read_bytes_per_us,
-//                                  2 * heads * (q+v) * sum(rows * keys) / flops_per_us)
+//   attention      attend_us + requests * request_us + heads * (q+v) * sum(rows) / row_numbers_per_us
+//                  + max(reads, flops) + serial_share * min(reads, flops)
+//                  reads  bytes_per_token * sum(keys) / read_bytes_per_us
+//                  flops  2 * heads * (q+v) * sum(rows * keys) / flops_per_us
 //   merge          operations * merge_us + bytes read / merge_bytes_per_us           see layer_us
 //   projections    (Hg - Hg/m) * q_weight_bytes_per_head / weight_bytes_per_us       replicated Q only
 //                  + placed heads * output_weight_bytes_per_head / weight_bytes_per_us
@@ -43,7 +45,10 @@ struct machine_costs {
     std::vector<collective_cost> collectives; // in any order, one for an op and size
     double read_bytes_per_us = 0;             // keys and values that an attention call reads
     double flops_per_us = 0;                  // of an attention call
-    double attend_us = 0;                     // of an attention call without keys
+    double attend_us = 0;                     // of an attention call without requests
+    double request_us = 0;                    // of a request in it
+    double row_numbers_per_us = 0;            // of queries and outputs in it; 0: they take no time
+    double serial_share = 0;                  // of reads or arithmetic that the other does not hide; 0..1
     double merge_bytes_per_us = 0;            // partials that a merge reads
     double merge_us = 0;                      // of an operation of a merge without bytes
     double weight_bytes_per_us = 0;           // weights of the projections; 0: as read_bytes_per_us
@@ -109,6 +114,11 @@ inline void check(const machine_costs& costs) {
     detail::check_cost("read_bytes_per_us", costs.read_bytes_per_us, false);
     detail::check_cost("flops_per_us", costs.flops_per_us, false);
     detail::check_cost("attend_us", costs.attend_us, true);
+    detail::check_cost("request_us", costs.request_us, true);
+    detail::check_cost("row_numbers_per_us", costs.row_numbers_per_us, true);
+    detail::check_cost("serial_share", costs.serial_share, true);
+    require(costs.serial_share <= 1, "costs", "serial_share is ", detail::number_text(costs.serial_share),
+            "; it must be a share from 0 to 1");
     detail::check_cost("merge_bytes_per_us", costs.merge_bytes_per_us, false);
     detail::check_cost("merge_us", costs.merge_us, true);
     detail::check_cost("weight_bytes_per_us", costs.weight_bytes_per_us, true);
@@ -166,15 +176,19 @@ struct attention_load {
 
 // The attention call of a layer, see the head of this file: a request's keys are read once for all its rows.
 inline double attention_us(const machine_costs& costs, const attention_load& load) {
-    double keys = 0, pairs = 0;
+    double keys = 0, rows = 0, pairs = 0;
     for (const request_load& request : load.requests) {
         keys += static_cast<double>(request.keys);
+        rows += static_cast<double>(request.rows);
         pairs += static_cast<double>(request.rows) * static_cast<double>(request.keys);
     }
     const double widths = static_cast<double>(load.query_width) + static_cast<double>(load.value_width);
-    const double flops = 2 * static_cast<double>(load.heads) * widths * pairs;
-    const double bytes = static_cast<double>(load.bytes_per_token) * keys;
-    return costs.attend_us + std::max(bytes / costs.read_bytes_per_us, flops / costs.flops_per_us);
+    const double numbers = static_cast<double>(load.heads) * widths; // of a row
+    const double flops = 2 * numbers * pairs / costs.flops_per_us;
+    const double reads = static_cast<double>(load.bytes_per_token) * keys / costs.read_bytes_per_us;
+    const double of_rows = costs.row_numbers_per_us > 0 ? numbers * rows / costs.row_numbers_per_us : 0;
+    return costs.attend_us + static_cast<double>(load.requests.size()) * costs.request_us + of_rows +
+           std::max(reads, flops) + costs.serial_share * std::min(reads, flops);
 }
 
 // The microseconds of one layer, by part.

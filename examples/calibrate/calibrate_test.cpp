@@ -1,0 +1,258 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include "calibrate.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <string>
+#include <thread>
+
+#include <ctxpar/core/error.hpp>
+
+#include "attention_fit.hpp"
+
+namespace {
+
+using demo::attention_point;
+using demo::model_dims;
+using demo::requests;
+
+constexpr model_dims gqa{false, 8, 2};
+constexpr model_dims mla{true, 4, 1};
+
+bool close(double got, double wanted, double share = 1e-6) {
+    const bool holds = std::fabs(got - wanted) <= share * std::fabs(wanted) + 1e-9;
+    if (!holds) MESSAGE("got ", got, ", wanted ", wanted);
+    return holds;
+}
+
+// Points of a machine that is as the model says.
+std::vector<attention_point> points_of(const ctxpar::machine_costs& costs, const model_dims& model) {
+    std::vector<attention_point> points;
+    for (const std::int64_t batch : {1, 4})
+        for (const std::int64_t rows : {1, 2, 4, 16})
+            for (const std::int64_t keys : {64, 512, 4096, 16384}) {
+                const requests all(static_cast<std::size_t>(batch), {rows, keys});
+                const ctxpar::attention_load load{
+                    model.heads, model.query_width(), model.value_width(), model.token_bytes(), 0, all};
+                points.push_back(demo::attention_point_of(model, all, ctxpar::attention_us(costs, load)));
+            }
+    return points;
+}
+
+ctxpar::machine_costs machine(double serial) {
+    ctxpar::machine_costs costs;
+    costs.attend_us = 7;
+    costs.request_us = 5;
+    costs.row_numbers_per_us = 900;
+    costs.read_bytes_per_us = 11000;
+    costs.flops_per_us = 300000;
+    costs.serial_share = serial;
+    costs.merge_bytes_per_us = 1;
+    return costs;
+}
+
+std::string code_of(const demo::calibration_task& task) {
+    try {
+        demo::check_task(task);
+    } catch (const ctxpar::config_error& error) {
+        return error.code();
+    }
+    return {};
+}
+
+} // namespace
+
+TEST_CASE("a line is found though some points are far off it") {
+    std::vector<demo::point> points;
+    for (const double x : {64, 512, 4096, 16384, 65536, 262144, 1048576}) points.push_back({x, 30 + x / 5000});
+    demo::line fitted = demo::fit_line(points);
+    CHECK(close(fitted.fixed, 30));
+    CHECK(close(demo::rate_of(fitted), 5000));
+    points[1].us = 900; // somebody else had the core
+    points[4].us = 10;
+    fitted = demo::fit_line(points);
+    CHECK(close(fitted.fixed, 30, 0.05));
+    CHECK(close(demo::rate_of(fitted), 5000, 0.2));
+    CHECK(demo::fit_line({{1, 5}, {10, 4}, {100, 3}}).slope == 0); // less for more is noise
+    CHECK(demo::rate_of(demo::fit_line({{1, 5}, {10, 4}, {100, 3}})) == demo::free_rate);
+    CHECK(demo::fit_line({{100, 1}, {1000, 1000}}).fixed == 0);
+    CHECK(demo::median({3, 1, 2}) == 2);
+    CHECK(demo::median({4, 1, 2, 3}) == 2.5);
+    CHECK(demo::median({}) == 0);
+}
+
+TEST_CASE("the costs of attention are found again, whether reads hide arithmetic or not") {
+    for (const double serial : {0.0, 0.5, 1.0})
+        for (const model_dims& model : {gqa, mla}) {
+            INFO(serial, " ", model.attention());
+            const ctxpar::machine_costs wanted = machine(serial);
+            ctxpar::machine_costs got;
+            demo::fit_attention(points_of(wanted, model), got);
+            CHECK(close(got.attend_us, wanted.attend_us, 1e-3));
+            CHECK(close(got.request_us, wanted.request_us, 1e-3));
+            CHECK(close(got.row_numbers_per_us, wanted.row_numbers_per_us, 1e-3));
+            CHECK(close(got.read_bytes_per_us, wanted.read_bytes_per_us, 1e-3));
+            CHECK(close(got.flops_per_us, wanted.flops_per_us, 1e-3));
+            CHECK(close(got.serial_share, serial));
+        }
+}
+
+TEST_CASE("what costs nothing is found to cost nothing, and no cost is below it") {
+    ctxpar::machine_costs free = machine(1);
+    free.request_us = free.row_numbers_per_us = 0;
+    ctxpar::machine_costs got;
+    demo::fit_attention(points_of(free, gqa), got);
+    CHECK(got.request_us < 1e-3);
+    CHECK((got.row_numbers_per_us == 0 || got.row_numbers_per_us > 1e6));
+    std::vector<attention_point> points = points_of(machine(1), gqa);
+    for (std::size_t i = 0; i < points.size(); ++i) points[i].us *= i % 2 == 0 ? 0.5 : 1.7; // nothing fits
+    demo::fit_attention(points, got);
+    got.merge_bytes_per_us = 1;
+    CHECK_NOTHROW(ctxpar::check(got));
+}
+
+TEST_CASE("requests are spread whole, the largest first, to the replica with the least") {
+    const requests all = {{1, 10}, {2, 100}, {3, 50}, {4, 40}, {5, 1}};
+    const std::vector<requests> parts = demo::spread_requests(all, 2);
+    REQUIRE(parts.size() == 2);
+    const auto keys = [](const requests& part) {
+        std::multiset<std::int64_t> found;
+        for (const ctxpar::request_load& each : part) found.insert(each.keys * 10 + each.rows);
+        return found;
+    };
+    CHECK(keys(parts[0]) == std::multiset<std::int64_t>{1002, 15});
+    CHECK(keys(parts[1]) == std::multiset<std::int64_t>{503, 404, 101});
+    CHECK(demo::spread_requests({{1, 9}}, 3)[1].empty());
+}
+
+TEST_CASE("the slowest replica decides what replicas take") {
+    const ctxpar::machine_costs costs = machine(0);
+    const double alone = demo::predicted_apart_us(costs, gqa, {{1, 8000}}, 2);
+    CHECK(close(demo::predicted_apart_us(costs, gqa, {{1, 8000}, {1, 10}}, 2), alone));
+    CHECK(close(demo::predicted_apart_us(costs, gqa, {{1, 8000}, {1, 8000}}, 2), alone));
+    CHECK(demo::predicted_apart_us(costs, gqa, {{1, 8000}, {1, 8000}, {1, 8000}}, 2) > 1.9 * alone);
+    ctxpar::machine_costs shared = costs;
+    shared.collectives = {{ctxpar::collective_op::all_gather, 2, 0, 1e9},
+                          {ctxpar::collective_op::all_to_all, 2, 100, 1e9}};
+    shared.merge_bytes_per_us = 1e9;
+    const double together = demo::predicted_shared_us(shared, gqa, {{1, 8000}}, 2, ctxpar::merge_kind::a2a);
+    CHECK(close(together, 100 + demo::predicted_apart_us(costs, gqa, {{1, 4000}}, 2), 1e-3));
+    // AG+AR exchanges the sums' halves once, AG+RS whole ones once: one all_to_all each
+    CHECK(demo::predicted_shared_us(shared, gqa, {{1, 8000}}, 2, ctxpar::merge_kind::ag_rs) > 100);
+}
+
+TEST_CASE("outputs that are not the same are some distance apart, and what is no number is far") {
+    const std::vector<float> wanted = {3, 4};
+    CHECK(demo::distance(wanted, wanted) == 0);
+    CHECK(close(demo::distance({3, 4.5}, wanted), 0.1));
+    CHECK(demo::distance({3}, wanted) == 1);
+    CHECK(demo::distance({3, std::numeric_limits<float>::quiet_NaN()}, wanted) == 1);
+    CHECK(demo::distance({300, 4}, wanted) == 1);
+}
+
+TEST_CASE("a pool gives its memory in turn and holds bf16 numbers") {
+    demo::number_pool pool(std::size_t{4} << 20);
+    std::byte* const first = pool.next(1 << 20);
+    CHECK(first == pool.data());
+    CHECK(pool.next(1 << 20) == first + (1 << 20));
+    CHECK(pool.next(3 << 20) == first); // no room for it behind the two
+    for (std::size_t at : {std::size_t{0}, (std::size_t{4} << 20) - 8}) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, pool.data() + at, sizeof(word));
+        for (int i = 0; i < 4; ++i, word >>= 16) CHECK((word >> 7 & 0xfe) == 0x7c); // exponents of 0.25 and 0.5
+    }
+    CHECK(demo::four_numbers(1, 2) == demo::four_numbers(1, 2));
+    CHECK(demo::four_numbers(1, 2) != demo::four_numbers(2, 1));
+}
+
+TEST_CASE("times are those of the slowest rank, on all") {
+    ctxpar::run_local_ranks(3, {}, [](ctxpar::local_communicator& world) {
+        demo::team<ctxpar::local_communicator> ranks(world);
+        CHECK(ranks.largest(world.rank() == 1 ? 7 : world.rank()) == 7);
+        const double us = ranks.time([&] {
+            if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        });
+        CHECK(us >= 20'000);
+        int calls = 0;
+        const std::vector<double> medians = ranks.medians(2, 3, [&](std::size_t which) {
+            ++calls;
+            return calls <= 2 ? 1e9 : which == 0 ? 5.0 : 6.0; // the first round is not counted
+        });
+        CHECK(medians == std::vector<double>{5, 6});
+        CHECK(calls == 8);
+    });
+}
+
+TEST_CASE("layers of ranks that share the keys are those of one rank, and a token that is not appended is missed") {
+    ctxpar::run_local_ranks(2, {}, [](ctxpar::local_communicator& world) {
+        for (const model_dims& model : {gqa, mla}) {
+            const requests all = {{2, 75}, {1, 33}, {3, 40}};
+            demo::number_pool pool(std::size_t{8} << 20);
+            using C = ctxpar::local_communicator;
+            const auto whole = demo::make_layers<C>(model, all, ctxpar::merge_kind::a2a, pool, nullptr);
+            demo::first_step(*whole, pool);
+            const auto shared = demo::make_layers(model, all, ctxpar::merge_kind::ag_ar, pool, &world);
+            demo::first_step(*shared, pool);
+            CHECK(demo::distance(shared->output(), whole->output()) <= demo::most_error);
+            demo::number_pool other(std::size_t{8} << 20);
+            shared->fill(other.data());
+            shared->decode(other.data());
+            CHECK(demo::distance(shared->output(), whole->output()) > 1e-3);
+            CHECK(shared->cache_bytes() < whole->cache_bytes());
+            const requests large = {{1, 1 << 20}};
+            CHECK_THROWS_AS(demo::make_layers<C>(model, large, ctxpar::merge_kind::a2a, pool, nullptr),
+                            ctxpar::config_error);
+        }
+    });
+}
+
+TEST_CASE("a small calibration is one that can be read, and its results are right") {
+    demo::calibration_task task;
+    task.program = "test";
+    task.ranks = 4;
+    task.layers = 3;
+    task.model = gqa;
+    task.how = {1, 100, true};
+    int status = 1;
+    const auto report = demo::calibrate(task, status);
+    REQUIRE(report.has_value());
+    CHECK(status == 0);
+    CHECK_NOTHROW(demo::calibration_text(report->file));
+    CHECK(report->file.layers == 3);
+    CHECK(report->file.kv_heads == 2);
+    CHECK(report->file.model.bytes_per_token == 2 * 2 * 256);
+    std::set<std::pair<ctxpar::collective_op, std::int32_t>> found;
+    for (const ctxpar::collective_cost& entry : report->file.costs.collectives) found.emplace(entry.op, entry.size);
+    CHECK(found.size() == 4); // two of 2 ranks, two of 4
+    REQUIRE(!report->checked.empty());
+    for (const demo::checked_step& step : report->checked) {
+        CHECK(step.times.error <= demo::most_error);
+        CHECK(step.times.error > 0); // the ranks did add in another order
+        for (const double us : step.times.measured_us) CHECK(us > 0);
+    }
+}
+
+TEST_CASE("what can not be measured is refused first") {
+    demo::calibration_task task;
+    CHECK(code_of(task).empty());
+    const auto refused = [&](const auto& change) {
+        demo::calibration_task changed = task;
+        change(changed);
+        return code_of(changed) == "usage";
+    };
+    CHECK(refused([](auto& t) { t.ranks = 1; }));
+    CHECK(refused([](auto& t) { t.ranks = 65; }));
+    CHECK(refused([](auto& t) { t.model.heads = 33; }));
+    CHECK(refused([](auto& t) { t.model.heads = 0; }));
+    CHECK(refused([](auto& t) { t.model.heads = 2048; }));
+    CHECK(refused([](auto& t) { t.model.kv_heads = 3; }));
+    CHECK(refused([](auto& t) { t.model.kv_heads = 0; }));
+    CHECK(refused([](auto& t) { t.model.latent = true; }));
+    CHECK(refused([](auto& t) { t.layers = 0; }));
+    CHECK(demo::text_of({{1, 5}, {1, 5}, {3, 8}}) == "2 x 1 row, 5 tokens + 1 x 3 rows, 8 tokens");
+}

@@ -1,0 +1,91 @@
+#include "place.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <vector>
+
+#include <sched.h>
+#include <sys/mman.h>
+
+namespace demo {
+namespace {
+
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+constexpr std::size_t core_cache = std::size_t{2} << 20;
+constexpr std::size_t cache_line = 64;
+
+std::uint64_t mixed(std::uint64_t x) {
+    x = (x + 1) * 0x9e3779b97f4a7c15U;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93U;
+    return x ^ (x >> 29);
+}
+
+} // namespace
+
+void keep_to_core(int rank) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
+    std::vector<unsigned> cores;
+    for (unsigned core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &set)) cores.push_back(core);
+    CPU_ZERO(&set);
+    CPU_SET(cores[static_cast<std::size_t>(rank) % cores.size()], &set);
+    sched_setaffinity(0, sizeof(set), &set);
+}
+
+double now_us() {
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string processor_name() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        const std::size_t colon = line.find(": ");
+        if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+    }
+    return "unknown processor";
+}
+
+std::uint64_t four_numbers(std::uint64_t stream, std::uint64_t index) {
+    // The sign, the lowest bit of the exponent and the mantissa are random.
+    return (mixed(mixed(stream) + index) & 0x80ff80ff80ff80ffU) + 0x3e803e803e803e80U;
+}
+
+number_pool::number_pool(std::size_t bytes) : bytes_(bytes), mapped_bytes_(bytes + huge_page) {
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped_ == MAP_FAILED) throw std::bad_alloc();
+    const auto at = reinterpret_cast<std::uintptr_t>(mapped_);
+    data_ = static_cast<std::byte*>(mapped_) + ((at + huge_page - 1) / huge_page * huge_page - at);
+    madvise(data_, bytes, MADV_HUGEPAGE); // advice only
+    for (std::size_t i = 0; i < bytes / sizeof(std::uint64_t); ++i) {
+        const std::uint64_t word = four_numbers(0, i);
+        std::memcpy(data_ + i * sizeof(word), &word, sizeof(word));
+    }
+}
+
+std::byte* number_pool::next(std::size_t bytes) {
+    if (bytes > bytes_ - next_) next_ = 0;
+    std::byte* const at = data_ + next_;
+    next_ += bytes;
+    return at;
+}
+
+void number_pool::read_through() {
+    const std::size_t bytes = std::min(bytes_, core_cache);
+    const std::byte* const at = next(bytes);
+    for (std::size_t i = 0; i + sizeof(std::uint64_t) <= bytes; i += cache_line) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, at + i, sizeof(word));
+        seen_ += word;
+    }
+}
+
+number_pool::~number_pool() {
+    munmap(mapped_, mapped_bytes_);
+}
+
+} // namespace demo

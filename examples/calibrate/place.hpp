@@ -1,0 +1,48 @@
+// Where a rank works: one core of its own, and memory of numbers to read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace demo {
+
+// Keeps the calling thread to one of the cores that the process may use, the rank-th of them. Ranks may outnumber them.
+void keep_to_core(int rank);
+
+double now_us();
+
+// As the processor calls itself; "unknown processor" where that is not told.
+std::string processor_name();
+
+// Memory in huge pages where the kernel gives them, full of bf16 numbers from 0.25 to 1 with random signs. Filled by
+// the thread that makes it, so that it lies where that thread works.
+class number_pool {
+public:
+    explicit number_pool(std::size_t bytes);
+    number_pool(const number_pool&) = delete;
+    number_pool& operator=(const number_pool&) = delete;
+    ~number_pool();
+
+    std::byte* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+    // The next so many bytes, from the beginning again where the end is near: the last to have been in a cache.
+    std::byte* next(std::size_t bytes);
+
+    // Reads as much as a core's own caches hold, so that what was in them is not any more.
+    void read_through();
+
+private:
+    std::byte* data_ = nullptr;
+    std::size_t bytes_ = 0;
+    void* mapped_ = nullptr;
+    std::size_t mapped_bytes_ = 0;
+    std::size_t next_ = 0;
+    std::uint64_t seen_ = 0;
+};
+
+// Four such numbers, always the same for a stream and index.
+std::uint64_t four_numbers(std::uint64_t stream, std::uint64_t index);
+
+} // namespace demo
