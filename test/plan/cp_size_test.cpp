@@ -319,6 +319,34 @@ TEST_CASE("A reshard reads and sends the bytes of its busiest rank") {
     CHECK(says(refusal_of([] { resharded_us(machine(), -1, 1); }), "costs", {"bytes", "-1"}));
 }
 
+TEST_CASE("a prefill is the attention of its rows, their way to the shards and back, and what a row takes else") {
+    machine_costs costs;
+    costs.collectives = {{collective_op::all_gather, 2, 5, 1000}, {collective_op::all_to_all, 2, 7, 500}};
+    costs.read_bytes_per_us = 2000;
+    costs.flops_per_us = 1000;
+    costs.attend_us = 3;
+    costs.merge_bytes_per_us = 250;
+    costs.merge_us = 2;
+    model_shape model;
+    model.heads = 12;
+    model.query_width = 8;
+    model.value_width = 4;
+    model.bytes_per_token = 100;
+    model.partial_bytes = 4;
+    model.output_bytes = 2;
+    // 41 new tokens of 100 see 80 on the average: 40 of them on each of two ranks, 1 token a chunk.
+    const double alone = 3 + 2.0 * 41 * 12 * (8 + 4) * 80 / 1000 + 41 * 1.5;
+    CHECK(near(prefill_us(costs, model, {1, 1}, 100, 41, 1.5), alone));
+    const double gathered = 5 + 21.0 * (12 * 8 * 2 + 100) / 1000;
+    const double back = 7 + 21.0 * 12 * (4 * 4 + 4) / 500;
+    const double merged = 2 + 2 * 21.0 * 12 * (4 * 4 + 4) / 250;
+    const double pair = 3 + 2.0 * 41 * 12 * (8 + 4) * 40 / 1000 + 21 * 1.5 + gathered + back + merged;
+    CHECK(near(prefill_us(costs, model, {2, 1}, 100, 41, 1.5), pair));
+    CHECK(says(refusal_of([&] { prefill_us(costs, model, {2, 1}, 100, 101); }), "rows", {"at most all of them"}));
+    CHECK(says(refusal_of([&] { prefill_us(costs, model, {2, 1}, 100, 0); }), "rows", {"at least 1"}));
+    CHECK(says(refusal_of([&] { prefill_us(costs, model, {2, 1}, 100, 1, -1); }), "costs", {"row_us"}));
+}
+
 TEST_CASE("A move pays after the least number of steps that save as much") {
     CHECK(break_even(100, 30, 20) == 10);
     CHECK(break_even(101, 30, 20) == 11);

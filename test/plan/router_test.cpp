@@ -459,6 +459,22 @@ TEST_CASE("Calls on what is not here are refused and change nothing") {
     CHECK(routes.request(2).to == placement{3, 1});
 }
 
+TEST_CASE("a prompt is prefilled on many ranks where its tokens are decoded on one") {
+    router_options options = routing_options();
+    options.row_us = 10;
+    router routes = router_of(4, 1000, options);
+    const route_decision decision = routes.admit(1, 300, 500, 300);
+    REQUIRE(decision.outcome == route_outcome::placed);
+    CHECK(decision.at == placement{0, 4});
+    for (const route_size& size : decision.sizes)
+        CHECK(near(size.step_us, 2 * prefill_us(routing_machine(), routing_model(), {size.ranks, 1}, 300, 300, 10)));
+    CHECK(placed(routes, 2, 300, 500).ranks == 1); // nothing is left to prefill
+    CHECK(move_if_due(routes, 1));
+    CHECK(routes.request(1).at == placement{1, 1}); // the rank that has nothing
+    CHECK(says(refusal_of([&] { routes.admit(3, 300, 500, 301); }), "rows", {"301 new ones"}));
+    CHECK(!routes.knows(3));
+}
+
 TEST_CASE("A size that does not divide the scattered heads is never chosen") {
     router routes = router_of(8); // 12 heads
     const route_decision decision = routes.admit(1, 100000 / 10);

@@ -157,6 +157,36 @@ inline cp_size_choice cp_size_costs(const machine_costs& costs, const model_shap
     return choice;
 }
 
+// One layer of a prefill that computes the last new_tokens of `tokens` on N ranks, n = ceil(new_tokens / N) rows on each,
+// whose queries travel:
+//
+//   attention of new_tokens rows over rank 0's share of tokens - new_tokens/2 keys
+//   + an all_gather of n rows of queries, keys and values, an all_to_all of n rows of partials and its merge, if N > 1
+//   + n * row_us, what a row takes in a layer outside the attention
+//
+// A bound where automatic paths let keys travel instead. config_error "costs", "size" of a model, "length", "rows".
+inline double prefill_us(const machine_costs& costs, const model_shape& model, const ownership& law,
+                         std::int64_t tokens, std::int64_t new_tokens, double row_us = 0) {
+    check(costs);
+    detail::check_model(model);
+    check_length(tokens);
+    require(new_tokens >= 1 && new_tokens <= tokens, "rows", "a prefill of ", new_tokens, " of ", tokens,
+            " tokens was asked for; it must be of at least 1 and at most all of them");
+    detail::check_cost("row_us", row_us, true);
+    const request_load rows{new_tokens, law.local_len(tokens - new_tokens / 2, 0)};
+    const attention_load load{model.heads, model.query_width, model.value_width, model.bytes_per_token, 0, {&rows, 1}};
+    const auto own = static_cast<double>((new_tokens - 1) / law.ranks + 1);
+    const double alone = attention_us(costs, load) + own * row_us;
+    if (law.ranks == 1) return alone;
+    const auto ranks = static_cast<std::int32_t>(law.ranks);
+    const auto asked = static_cast<double>(model.heads * model.query_width * model.output_bytes);
+    const auto partial = static_cast<double>(model.heads * (model.value_width * model.partial_bytes + 4));
+    return alone +
+           call_us(costs, collective_op::all_gather, ranks, own * (asked + static_cast<double>(model.bytes_per_token))) +
+           call_us(costs, collective_op::all_to_all, ranks, own * partial) + costs.merge_us +
+           static_cast<double>(law.ranks) * own * partial / costs.merge_bytes_per_us;
+}
+
 // Moving a cache to other ranks: of `bytes` of all layers that leave the busiest rank, each is read and then sent.
 //
 //   bytes / read_bytes_per_us + bytes / bytes_per_us

@@ -101,6 +101,12 @@ public:
         return static_cast<double>(options_.layers) * layer.total_us();
     }
 
+    // The prefill of a request alone.
+    double prefill_us(const cp_group_size& size, std::int64_t tokens, std::int64_t new_tokens) const {
+        return static_cast<double>(options_.layers) *
+               ctxpar::prefill_us(costs_, model_, law_of(size.ranks), tokens, new_tokens, options_.row_us);
+    }
+
     // What a size is for a request now, its blocks in other groups kept.
     route_size option_of(const cp_group_size& size, const kv_demand& demand) const {
         route_size option{size.ranks, size.legal, 0, blocks_of(size.ranks, demand.reserved, 0), 0, false};

@@ -43,13 +43,18 @@ public:
     router(const machine_costs& costs, const model_shape& model, router_domain domain, const router_options& options)
         : load_(costs, model, std::move(domain), options) {}
 
-    // Gives a request the size with the least time of those with room, of equals the smallest; of that size's groups
+    // Gives a request the size with the least time of those with room, of equals the smallest: of a step, or, where
+    // new_tokens of its tokens are still to be prefilled, of that; then review it when they are. Of that size's groups
     // the one whose busiest rank has the shortest step with the request, then the most blocks left on its fullest rank,
     // then the lowest ranks. Blocks are reserved for the larger of both lengths. A request that waits or is refused
-    // stays the caller's: nothing is remembered of it. config_error "length", "request".
-    route_decision admit(std::int64_t id, std::int64_t tokens, std::int64_t tokens_at_end = 0) {
+    // stays the caller's: nothing is remembered of it. config_error "length", "request", "rows" where there are more
+    // new tokens than tokens.
+    route_decision admit(std::int64_t id, std::int64_t tokens, std::int64_t tokens_at_end = 0,
+                         std::int64_t new_tokens = 0) {
         check_length(tokens);
         check_length(tokens_at_end);
+        require(new_tokens >= 0 && new_tokens <= tokens, "rows", "request ", id, " of ", tokens, " tokens has ",
+                new_tokens, " new ones; there must be at least 0 and at most as many as it has");
         require(!knows(id), "request", "request ", id, " was admitted before; finish it first");
         routed_request asked{tokens, tokens_at_end, {}, {}};
         const kv_demand demand = asked.demand();
@@ -57,7 +62,8 @@ public:
         route_decision decision{route_outcome::refused, id, tokens, demand.reserved, {}, 0, capacity, {}};
         const cp_group_size* best = nullptr;
         for (const cp_group_size& size : load_.sizes()) {
-            const route_size& option = decision.sizes.emplace_back(load_.option_of(size, demand));
+            route_size& option = decision.sizes.emplace_back(load_.option_of(size, demand));
+            if (option.legal && new_tokens > 0) option.step_us = load_.prefill_us(size, tokens, new_tokens);
             if (option.legal && option.blocks <= capacity && best == nullptr) decision.outcome = route_outcome::wait;
             if (!option.room || (best != nullptr && option.step_us >= decision.step_us)) continue;
             best = &size;

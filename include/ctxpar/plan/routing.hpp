@@ -39,6 +39,7 @@ struct router_domain {
 struct router_options {
     std::int64_t layers = 1;          // a step is as many layers
     std::int64_t rows = 1;            // query rows of a request in a step
+    double row_us = 0;                // of a prefill's row in a layer, outside the attention
     double hysteresis = 0.1;          // part of a step's time that a move must save; at least 0, below 1
     double reshard_bytes_per_us = 0;  // that a rank sends while a request moves; above 0
     std::int64_t steps_to_come = 256; // that a request is taken to make still, where it names no end
@@ -72,12 +73,13 @@ inline void check(const router_domain& domain) {
     }
 }
 
-// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (the rate of a reshard), "steps".
+// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (row_us, the rate of a reshard), "steps".
 inline void check(const router_options& options) {
     constexpr std::int64_t most_rows = 65536;
     require(options.layers >= 1, "size", "a model of ", options.layers, " layers was given; it must have at least 1");
     require(options.rows >= 1 && options.rows <= most_rows, "rows", "a request was given ", options.rows,
             " query rows a step; it must have at least 1 and at most ", most_rows);
+    detail::check_cost("row_us", options.row_us, true);
     require(options.hysteresis >= 0 && options.hysteresis < 1, "hysteresis", "a hysteresis of ",
             detail::number_text(options.hysteresis), " was given; it must be at least 0 and below 1");
     detail::check_cost("bytes_per_us of a reshard", options.reshard_bytes_per_us, false);
@@ -96,7 +98,7 @@ constexpr const char* name_of(route_outcome outcome) {
 struct route_size {
     std::int64_t ranks = 1;       // N
     bool legal = true;            // the merge or the placement scatters no heads, or N divides them
-    double step_us = 0;           // of a step with this request alone; 0 where not legal
+    double step_us = 0;           // of a step with this request alone, or of its prefill; 0 where not legal
     std::int64_t blocks = 0;      // that its fullest rank needs
     std::int64_t free_blocks = 0; // that every rank of one group has now, of the group that has most
     bool room = false;            // a group has what each of its ranks needs now
