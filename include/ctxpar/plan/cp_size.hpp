@@ -157,8 +157,8 @@ inline cp_size_choice cp_size_costs(const machine_costs& costs, const model_shap
     return choice;
 }
 
-// One layer of a prefill that computes the last new_tokens of `tokens` on N ranks, n = ceil(new_tokens / N) rows on each,
-// whose queries travel:
+// One layer of a prefill that computes the last new_tokens of `tokens` on N ranks, n = ceil(new_tokens / N) rows on
+// each, whose queries travel:
 //
 //   attention of new_tokens rows over rank 0's share of tokens - new_tokens/2 keys
 //   + an all_gather of n rows of queries, keys and values, an all_to_all of n rows of partials and its merge, if N > 1
@@ -182,7 +182,8 @@ inline double prefill_us(const machine_costs& costs, const model_shape& model, c
     const auto asked = static_cast<double>(model.heads * model.query_width * model.output_bytes);
     const auto partial = static_cast<double>(model.heads * (model.value_width * model.partial_bytes + 4));
     return alone +
-           call_us(costs, collective_op::all_gather, ranks, own * (asked + static_cast<double>(model.bytes_per_token))) +
+           call_us(costs, collective_op::all_gather, ranks,
+                   own * (asked + static_cast<double>(model.bytes_per_token))) +
            call_us(costs, collective_op::all_to_all, ranks, own * partial) + costs.merge_us +
            static_cast<double>(law.ranks) * own * partial / costs.merge_bytes_per_us;
 }

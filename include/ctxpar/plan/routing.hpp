@@ -73,7 +73,8 @@ inline void check(const router_domain& domain) {
     }
 }
 
-// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (row_us, the rate of a reshard), "steps".
+// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (row_us, the rate of a reshard),
+// "steps".
 inline void check(const router_options& options) {
     constexpr std::int64_t most_rows = 65536;
     require(options.layers >= 1, "size", "a model of ", options.layers, " layers was given; it must have at least 1");
