@@ -9,6 +9,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 namespace demo {
 namespace {
@@ -39,6 +40,12 @@ void keep_to_core(int rank) {
 
 double now_us() {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::int64_t times_preempted() {
+    rusage used{};
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_nivcsw;
 }
 
 std::string processor_name() {

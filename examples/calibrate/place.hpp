@@ -12,6 +12,9 @@ void keep_to_core(int rank);
 
 double now_us();
 
+// How often the calling thread lost its core to another that wanted it.
+std::int64_t times_preempted();
+
 // As the processor calls itself; "unknown processor" where that is not told.
 std::string processor_name();
 
