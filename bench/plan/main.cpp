@@ -1,6 +1,7 @@
 // plan_grid: does the cost model choose the way that is the fastest? Calibrates, predicts, measures every step in every
 // way, and compares. Exit status 0; 1 where the choices are not good enough, or a result is wrong; 2 for wrong usage; 3
 // where others wanted the cores, so that times say nothing.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -15,7 +16,7 @@
 namespace {
 
 constexpr int ranks_of_grid = 2;
-constexpr double most_preemptions = 80; // of a rank in a second; a core that is shared all the time has hundreds
+constexpr double most_of_others = 0.1; // of a core, that others used meanwhile
 
 struct options {
     std::string transport = "local";
@@ -24,7 +25,7 @@ struct options {
 
 struct measured {
     std::vector<bench::grid_row> rows;
-    double preemptions = 0; // of a rank in a second, of that with the most
+    double others = 0; // cores that others used meanwhile
 };
 
 template <ctxpar::communicator C>
@@ -33,15 +34,16 @@ measured measure(C& world, const demo::effort& how, std::size_t pool_bytes) {
     demo::number_pool pool(pool_bytes);
     demo::team<C> ranks(world);
     measured found;
-    const double begin = demo::now_us();
-    const std::int64_t preempted = demo::times_preempted();
+    (void)ranks.largest(0);
+    const double begin = demo::now_us(), of_host = demo::host_seconds(), own = demo::thread_seconds();
     for (const demo::model_dims& model : {demo::model_dims{false, 32, 8}, demo::model_dims{true, 16, 1}}) {
         const ctxpar::machine_costs costs = demo::measure_costs(ranks, model, pool, how);
         for (const demo::requests& what : bench::grid_steps(how.tiny))
             found.rows.push_back({model.attention(), what, demo::measure_ways(ranks, model, what, pool, how, costs)});
     }
+    const double of_ranks = ranks.sum(demo::thread_seconds() - own);
     const double seconds = (demo::now_us() - begin) / 1e6;
-    found.preemptions = ranks.largest(static_cast<double>(demo::times_preempted() - preempted) / seconds);
+    found.others = std::max(0.0, demo::host_seconds() - of_host - of_ranks) / seconds;
     return found;
 }
 
@@ -56,8 +58,8 @@ int run(const options& given) {
         const measured found = measure(world, how, pool_bytes);
         if (world.rank() != 0) return;
         const bench::grid_result result = bench::judge(found.rows);
-        const bool shared = found.preemptions > most_preemptions;
-        fmt::print("two {} ranks, preempted {:.0f} times a second at most\n{}", given.transport, found.preemptions,
+        const bool shared = found.others > most_of_others;
+        fmt::print("two {} ranks; others used {:.2f} cores meanwhile\n{}", given.transport, found.others,
                    bench::table_of(found.rows, result));
         if (!given.smoke && shared) fmt::print("not judged: others wanted the cores\n");
         if (!given.smoke && !shared && !result.passes)

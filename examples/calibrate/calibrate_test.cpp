@@ -183,10 +183,21 @@ TEST_CASE("a pool gives its memory in turn and holds bf16 numbers") {
     CHECK(demo::four_numbers(1, 2) != demo::four_numbers(2, 1));
 }
 
+TEST_CASE("a thread's own work is part of the host's") {
+    const double host = demo::host_seconds(), own = demo::thread_seconds();
+    for (const double end = demo::now_us() + 100'000; demo::now_us() < end;) {
+    }
+    const double spent = demo::thread_seconds() - own;
+    CHECK(spent > 0.001);
+    CHECK(spent < 0.2);
+    if (host > 0) CHECK(demo::host_seconds() - host >= spent - 0.05); // ticks are of 10 ms
+}
+
 TEST_CASE("times are those of the slowest rank, on all") {
     ctxpar::run_local_ranks(3, {}, [](ctxpar::local_communicator& world) {
         demo::team<ctxpar::local_communicator> ranks(world);
         CHECK(ranks.largest(world.rank() == 1 ? 7 : world.rank()) == 7);
+        CHECK(ranks.sum(world.rank() + 1) == 6);
         const double us = ranks.time([&] {
             if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
         });
