@@ -34,6 +34,8 @@ coefficients solve(const std::vector<attention_point>& points, const coefficient
         const coefficients factors = features(at, last, serial);
         for (std::size_t i = 0; i < unknowns; ++i) unit[i] = std::max(unit[i], factors[i] / at.us);
     }
+    for (double& each : unit)
+        if (each <= 0) each = 1; // what no point has
     for (const attention_point& at : points) {
         const coefficients factors = features(at, last, serial);
         for (std::size_t i = 0; i < unknowns; ++i) {
@@ -118,7 +120,7 @@ void fit_attention(const std::vector<attention_point>& points, ctxpar::machine_c
         coefficients us = solve_above_zero(points, {0, 0, 0, 1, 0}, 1); // of which the larger is guessed
         for (int again = 0; again < 10; ++again) us = solve_above_zero(points, us, serial);
         const double error = error_of(points, us, serial);
-        if (least >= 0 && error >= least) continue;
+        if (!std::isfinite(error) || (least >= 0 && error >= least)) continue;
         least = error;
         best = us;
         best_serial = serial;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <new>
 #include <vector>
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace demo {
 namespace {
@@ -39,6 +41,21 @@ void keep_to_core(int rank) {
 
 double now_us() {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double thread_seconds() {
+    timespec spent{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+    return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
+}
+
+double host_seconds() {
+    std::ifstream file("/proc/stat");
+    std::string name;
+    double user = 0, nice = 0, system = 0, idle = 0, waiting = 0, interrupts = 0, more_interrupts = 0, stolen = 0;
+    file >> name >> user >> nice >> system >> idle >> waiting >> interrupts >> more_interrupts >> stolen;
+    if (!file) return 0;
+    return (user + nice + system + interrupts + more_interrupts + stolen) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 std::string processor_name() {

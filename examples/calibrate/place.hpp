@@ -12,6 +12,11 @@ void keep_to_core(int rank);
 
 double now_us();
 
+// Seconds of processor time: of the calling thread, and of all that ran on this host since it started, or 0 where that
+// is not told.
+double thread_seconds();
+double host_seconds();
+
 // As the processor calls itself; "unknown processor" where that is not told.
 std::string processor_name();
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include <ctxpar/comm/communicator.hpp>
@@ -25,6 +26,12 @@ public:
     double largest(double own) {
         world_.all_gather(&own, all_.data(), sizeof(own), {}, {"a measured time"});
         return *std::max_element(all_.begin(), all_.end());
+    }
+
+    // Of what the ranks have. All ranks call it.
+    double sum(double own) {
+        world_.all_gather(&own, all_.data(), sizeof(own), {}, {"a measured time"});
+        return std::accumulate(all_.begin(), all_.end(), 0.0);
     }
 
     // How long fn() takes the slowest rank, all of which begin together.

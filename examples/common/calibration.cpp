@@ -47,7 +47,7 @@ public:
     }
     void one_of(const std::string& key, const std::string& value, const names& legal) const {
         if (std::find(legal.begin(), legal.end(), value) == legal.end())
-            refuse(key, '"' + value + '"', "one of " + listed(legal));
+            refuse(key, fmt::format("\"{}\"", value), "one of " + listed(legal));
     }
     void whole(const std::string& key, std::int64_t value, std::int64_t least = 1) const {
         if (value < least || value > most)

@@ -157,6 +157,19 @@ void save_chart(const options& given, const std::string& name, const std::string
     ctxpar::require(file.good(), "charts", "could not write ", given.charts, "/", name);
 }
 
+// The round whose mean latency is in the middle.
+const std::vector<served>& median_of(std::vector<std::vector<served>>& rounds, const std::vector<asked>& trace) {
+    const auto latency = [&trace](const std::vector<served>& results) {
+        double sum_s = 0;
+        for (std::size_t i = 0; i < trace.size(); ++i) sum_s += results[i].end_s - trace[i].arrives_s;
+        return sum_s;
+    };
+    const auto middle = rounds.begin() + static_cast<std::ptrdiff_t>(rounds.size() / 2);
+    std::nth_element(rounds.begin(), middle, rounds.end(),
+                     [&](const auto& a, const auto& b) { return latency(a) < latency(b); });
+    return *middle;
+}
+
 // Whether all tokens are right, and dynamic best where that is required.
 bool run_measured(const options& given) {
     const model<float> weights(given.trace.seed);
@@ -166,21 +179,31 @@ bool run_measured(const options& given) {
     const std::vector<asked> trace = trace_of(machine, given, given.ranks, given.trace);
     const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
 
+    // Settings take turns, so that what else the machine does meets all of them; of a setting's rounds the median
+    // counts.
     bool right = true;
-    std::vector<std::vector<served>> results;
+    const std::vector<setting> settings = settings_of(given.ranks);
+    std::vector<std::vector<std::vector<served>>> rounds(settings.size());
     std::vector<std::pair<std::vector<std::int32_t>, expected>> known;
-    std::vector<setting_report> reports;
-    for (const setting& chosen : settings_of(given.ranks)) {
-        results.push_back(serve_all(given, machine, chosen, weights, trace));
-        const comparison found = compare(weights, trace, results.back(), known, cores);
-        fmt::print("{}: {} tokens, {} differ from one rank alone, {} within {:.0e} of the next and not counted: {}\n",
-                   chosen.name, found.outputs, found.differ, found.unsure, least_margin,
-                   found.pass() ? "pass" : "FAIL");
-        std::fflush(stdout);
-        right = right && found.pass();
-        reports.push_back(report_of(chosen.name, given.trace, trace, results.back()));
+    for (std::int64_t round = 0; round < given.rounds; ++round) {
+        for (std::size_t s = 0; s < settings.size(); ++s) {
+            rounds[s].push_back(serve_all(given, machine, settings[s], weights, trace));
+            const comparison found = compare(weights, trace, rounds[s].back(), known, cores);
+            fmt::print(
+                "{}: {} tokens, {} differ from one rank alone, {} within {:.0e} of the next and not counted: {}\n",
+                settings[s].name, found.outputs, found.differ, found.unsure, least_margin,
+                found.pass() ? "pass" : "FAIL");
+            std::fflush(stdout);
+            right = right && found.pass();
+        }
     }
-    compare_settings(reports, trace, {&results[0], &results[1], &results[2]});
+    std::vector<setting_report> reports;
+    std::vector<const std::vector<served>*> results;
+    for (std::size_t s = 0; s < settings.size(); ++s) {
+        results.push_back(&median_of(rounds[s], trace));
+        reports.push_back(report_of(settings[s].name, given.trace, trace, *results.back()));
+    }
+    compare_settings(reports, trace, results);
     const std::string title =
         fmt::format("Measured: {} requests, {} replicas of one core each", trace.size(), given.ranks);
     print(title, given.trace, reports);

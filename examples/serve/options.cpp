@@ -46,6 +46,7 @@ options parse_options(int argc, char** argv) {
     number("--interleave", given.interleave, 1'000'000, "consecutive tokens on one rank (16)");
     number("--block-size", given.block_size, 65'536, "tokens of a block (16)");
     number("--chunk", given.chunk, 1'000'000, "rows of prefills that a rank computes in a step (512)");
+    number("--rounds", given.rounds, 100, "of the measured part, of which the median counts (1)");
     number("--pool-tokens", given.pool_tokens, 1'000'000'000, "that one rank's pool holds (2.5 times the longest)");
     app.add_option("--calibration", given.calibration,
                    "a file that ctxpar-inspect calibrate wrote; else the one beside the source")
