@@ -18,7 +18,7 @@ touch "$work/json"
 times=""
 backend=()
 start=() # before the program
-packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev)
+packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libeigen3-dev)
 status=0
 
 with_mpi=false

@@ -24,7 +24,7 @@ for argument in "$@"; do
     esac
 done
 
-ensure_packages g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev libbenchmark-dev \
+ensure_packages g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev libeigen3-dev libbenchmark-dev \
     clang clang-format libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2
 export CTXPAR_SEED=${CTXPAR_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 

@@ -19,7 +19,7 @@ case "${*:-}" in
     exit 2
     ;;
 esac
-ensure_packages g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev
+ensure_packages g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev libeigen3-dev
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
