@@ -1,7 +1,7 @@
 #!/bin/bash
 # Sets the machine up, builds the examples, and decodes over a KV cache of 1,048,576 tokens on 8 ranks: GQA and MLA,
 # each with all three merges, compared with a double-precision reference. Then, smaller, it serves a batch of prefills
-# and decodes, and prefills the end of a prompt. Where there is a GPU, with nvcc and NCCL, decode_1m and prefill_zigzag
+# and decodes, prefills the end of a prompt, and serves a trace of requests with a number of ranks for each. Where there is a GPU, with nvcc and NCCL, decode_1m and prefill_zigzag
 # run there, all ranks on the GPUs that there are. Needs Debian 12, Ubuntu 24.04 or newer.
 #
 #   examples/run.sh                  takes fewer tokens where memory does not suffice
@@ -70,12 +70,16 @@ decode() {
         awk -v json="$work/json" '/^\{/ { print >> json; next } { print; fflush() }' || status=${PIPESTATUS[0]}
 }
 
-# Both compare with a reference too, and take seconds; each has a README with its long form.
+# These compare with a reference too, and take seconds; each has a README with its long form.
 prefill() {
     echo
     build/demo/examples/mixed_batch/mixed_batch || status=$?
     echo
     build/demo/examples/prefill_zigzag/prefill_zigzag "${backend[@]}" --tokens 8192 --chunk 1024 || status=$?
+}
+serve() {
+    echo
+    build/demo/examples/serve/serve --requests 16 --longest 4096 --outputs 32 --simulated-requests 200 || status=$?
 }
 
 # One line for each JSON line of decode_1m.
@@ -112,6 +116,7 @@ case " $* " in
     ;;
 esac
 $with_mpi || timed prefill prefill
+$with_mpi || timed serve serve
 
 echo
 echo "Summary: $SECONDS s in all${times/,/:}"
