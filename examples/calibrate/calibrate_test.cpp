@@ -124,6 +124,11 @@ TEST_CASE("points that tell little, such as arithmetic alone, give numbers all t
     got.merge_bytes_per_us = 1;
     CHECK_NOTHROW(ctxpar::check(got));
     CHECK(close(got.flops_per_us, 10, 1e-3));
+    demo::fit_attention({{1, 10, 0, 0, 20}, {4, 10, 0, 0, 26}, {1, 40, 0, 0, 50}}, got); // no keys
+    CHECK(close(got.attend_us, 8));
+    CHECK(close(got.request_us, 2));
+    CHECK(close(got.row_numbers_per_us, 1));
+    CHECK(got.read_bytes_per_us == demo::free_rate);
     demo::fit_attention({{1, 10, 10, 10, 20}}, got);
     CHECK_NOTHROW(ctxpar::check(got));
 }
