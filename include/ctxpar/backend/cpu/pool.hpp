@@ -1,8 +1,10 @@
 // The threads of one rank's CPU backend: its own, or the engine's. Its own are made with the backend and none are made
-// in a step; between steps they sleep. With one thread everything runs on the caller and nothing is synchronised.
+// in a step. Where each has a core they poll for a moment before they sleep, as calls of a step follow one another; to
+// be woken takes longer than many calls. With one thread everything runs on the caller and nothing is synchronised.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -32,7 +34,7 @@ public:
         require_threads(lent.threads);
     }
     // `threads` >= 1 work on every call, the caller's own among them. config_error "threads" otherwise.
-    explicit thread_pool(std::int64_t threads) {
+    explicit thread_pool(std::int64_t threads) : has_cores_(threads <= std::thread::hardware_concurrency()) {
         require_threads(threads);
         for (std::int64_t index = 1; index < threads; ++index) workers_.emplace_back([this, index] { serve(index); });
     }
@@ -75,14 +77,31 @@ public:
         }
         start_.notify_all();
         take_items(0);
+        if (polled([this] { return busy_ == 0; })) return;
         std::unique_lock lock(mutex_);
         done_.wait(lock, [this] { return busy_ == 0; });
     }
 
 private:
+    static constexpr std::chrono::microseconds longest_poll{100};
+
     static void require_threads(std::int64_t threads) {
         require(threads >= 1 && threads <= 4096, "threads", "a CPU backend was asked for ", threads,
                 " threads; it takes 1 to 4096");
+    }
+
+    // Whether something becomes true soon. Not where it is not worth the waiting.
+    template <class Predicate>
+    bool polled(const Predicate& done) const {
+        if (!has_cores_) return false;
+        const auto end = std::chrono::steady_clock::now() + longest_poll;
+        do {
+            for (int turn = 0; turn < 16; ++turn) {
+                if (done()) return true;
+                std::this_thread::yield();
+            }
+        } while (std::chrono::steady_clock::now() < end);
+        return false;
     }
 
     void take_items(std::int64_t thread) {
@@ -95,8 +114,9 @@ private:
 
     void serve(std::int64_t thread) {
         std::uint64_t seen = 0;
-        std::unique_lock lock(mutex_);
         for (;;) {
+            polled([&] { return round_ != seen; });
+            std::unique_lock lock(mutex_);
             start_.wait(lock, [&] { return stopping_ || round_ != seen; });
             if (stopping_) return;
             seen = round_;
@@ -107,6 +127,7 @@ private:
         }
     }
 
+    bool has_cores_ = false;
     executor lent_; // without a function: none
     std::vector<std::thread> workers_;
     std::mutex mutex_;
@@ -116,8 +137,8 @@ private:
     const void* context_ = nullptr;
     std::int64_t items_ = 0;
     std::atomic<std::int64_t> next_{0};
-    std::int64_t busy_ = 0;
-    std::uint64_t round_ = 0;
+    std::atomic<std::int64_t> busy_{0};
+    std::atomic<std::uint64_t> round_{0};
     bool stopping_ = false;
 };
 
