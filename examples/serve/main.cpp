@@ -66,6 +66,7 @@ ctxpar::router router_of(const simulated& machine, const options& given, std::in
     ctxpar::router_options how;
     how.layers = machine.layers;
     how.row_us = machine.row_us;
+    how.decode_row_us = given.charge_rows ? machine.row_us : 0;
     how.reshard_bytes_per_us = machine.costs.read_bytes_per_us / 4; // packed, sent, received and written
     return {machine.costs, machine.model, domain, how};
 }

@@ -55,6 +55,8 @@ options parse_options(int argc, char** argv) {
     number("--simulated-requests", given.simulated_requests, 1'000'000, "(400)");
     number("--simulated-longest", given.simulated_longest, 16'000'000,
            "tokens of the longest simulated prompt (262144)");
+    app.add_flag("--charge-rows", given.charge_rows,
+                 "decode rows count for each rank that computes them again, as where ranks are never idle");
     app.add_flag("!--no-measure", given.measure, "only the simulated part");
     app.add_flag("!--no-simulate", given.simulate, "only the measured part");
     app.add_flag("--require-best", given.require_best,

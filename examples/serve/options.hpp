@@ -21,7 +21,8 @@ struct options {
     std::int64_t simulated_ranks = 8;
     std::int64_t simulated_requests = 400;
     std::int64_t simulated_longest = 262144;
-    std::int64_t rounds = 1; // of the measured part, of which the median counts
+    bool charge_rows = false; // decode rows count for each rank that computes them
+    std::int64_t rounds = 1;  // of the measured part, of which the median counts
     bool measure = true;
     bool simulate = true;
     bool require_best = false; // exit status 1 where dynamic is not as good as it should be

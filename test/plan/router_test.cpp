@@ -18,6 +18,7 @@
 #include "routing_setting.hpp"
 
 using namespace ctxpar;
+using ctxpar_test::exchange_by_hand;
 using ctxpar_test::near;
 using ctxpar_test::refusal_of;
 using ctxpar_test::routing_machine;
@@ -473,6 +474,23 @@ TEST_CASE("a prompt is prefilled on many ranks where its tokens are decoded on o
     CHECK(routes.request(1).at == placement{1, 1}); // the rank that has nothing
     CHECK(says(refusal_of([&] { routes.admit(3, 300, 500, 301); }), "rows", {"301 new ones"}));
     CHECK(!routes.knows(3));
+}
+
+TEST_CASE("rows that every rank of a group computes again count for each") {
+    router_options options = routing_options();
+    options.decode_row_us = 1.5;
+    options.rows = 2;
+    router routes = router_of(4, 1000, options);
+    const route_decision decision = routes.admit(1, 3000);
+    REQUIRE(decision.sizes.size() == 3);
+    for (const route_size& size : decision.sizes) {
+        const auto ranks = static_cast<double>(size.ranks);
+        const double attention = 3 + 3000 / (20 * ranks); // rows hide behind the keys
+        CHECK(near(size.step_us, 2 * (attention + exchange_by_hand(size.ranks, 2) + ranks * 2 * 1.5)));
+    }
+    CHECK(decision.at.ranks == 4);
+    options.decode_row_us = 40;
+    CHECK(router_of(4, 1000, options).admit(1, 3000).at.ranks == 1);
 }
 
 TEST_CASE("A size that does not divide the scattered heads is never chosen") {

@@ -1,6 +1,6 @@
 // What the ranks of a domain hold: the blocks and the load of requests that were placed in groups of them.
 //
-//   a request alone    layers * layer_us                      cp_size.hpp, at its length
+//   a request alone    layers * (layer_us + N * rows * decode_row_us)     cp_size.hpp, at its length
 //   blocks of a rank   sum over requests of ceil(local_len / B)            of the tokens they reserve
 //   a rank's step      layers * (attention of all its requests and the keys it holds, in one call
 //                                + exchange and merge of each group it is in, once for all requests of the group)
@@ -98,7 +98,8 @@ public:
     double alone_us(const cp_group_size& size, std::int64_t tokens) const {
         decode_cost layer = size.exchange;
         layer.attention_us = attention_of(1, law_of(size.ranks).local_len(tokens, 0));
-        return static_cast<double>(options_.layers) * layer.total_us();
+        const double rows_us = static_cast<double>(size.ranks * options_.rows) * options_.decode_row_us;
+        return static_cast<double>(options_.layers) * (layer.total_us() + rows_us);
     }
 
     // The prefill of a request alone.

@@ -3,8 +3,9 @@
 // A state machine of arithmetic alone: no clock, no input or output, no thread. Ranks of one program that make the same
 // calls in the same order get the same answers, so each can keep a router of its own and none need ask another.
 //
-// A request's size is decided by the time of a step with it alone, at its length now; its place by the load of the
-// ranks (both: domain_load.hpp). While it moves, both groups hold its blocks and count its load.
+// A request's size is decided by the time of a step with it alone, at its length now, where rows that every rank of a
+// group computes again count for each; its place by the load of the ranks (both: domain_load.hpp). While it moves, both
+// groups hold its blocks and count its load.
 #pragma once
 
 #include <algorithm>

@@ -37,11 +37,13 @@ struct router_domain {
 };
 
 struct router_options {
-    std::int64_t layers = 1;          // a step is as many layers
-    std::int64_t rows = 1;            // query rows of a request in a step
-    double row_us = 0;                // of a prefill's row in a layer, outside the attention
-    double hysteresis = 0.1;          // part of a step's time that a move must save; at least 0, below 1
-    double reshard_bytes_per_us = 0;  // that a rank sends while a request moves; above 0
+    std::int64_t layers = 1;         // a step is as many layers
+    std::int64_t rows = 1;           // query rows of a request in a step
+    double row_us = 0;               // of a prefill's row in a layer, outside the attention
+    double decode_row_us = 0;        // of a decode row; every rank of a group computes it, and it counts for each: what
+                                     // its ranks could do else. 0: they would be idle, and the fastest size is best
+    double hysteresis = 0.1;         // part of a step's time that a move must save; at least 0, below 1
+    double reshard_bytes_per_us = 0; // that a rank sends while a request moves; above 0
     std::int64_t steps_to_come = 256; // that a request is taken to make still, where it names no end
 };
 
@@ -73,14 +75,15 @@ inline void check(const router_domain& domain) {
     }
 }
 
-// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (row_us, the rate of a reshard),
-// "steps".
+// config_error "size" (layers below 1), "rows" (1 .. 65536), "hysteresis", "costs" (row_us, decode_row_us, the rate of
+// a reshard), "steps".
 inline void check(const router_options& options) {
     constexpr std::int64_t most_rows = 65536;
     require(options.layers >= 1, "size", "a model of ", options.layers, " layers was given; it must have at least 1");
     require(options.rows >= 1 && options.rows <= most_rows, "rows", "a request was given ", options.rows,
             " query rows a step; it must have at least 1 and at most ", most_rows);
     detail::check_cost("row_us", options.row_us, true);
+    detail::check_cost("decode_row_us", options.decode_row_us, true);
     require(options.hysteresis >= 0 && options.hysteresis < 1, "hysteresis", "a hysteresis of ",
             detail::number_text(options.hysteresis), " was given; it must be at least 0 and below 1");
     detail::check_cost("bytes_per_us of a reshard", options.reshard_bytes_per_us, false);
