@@ -29,6 +29,7 @@ TYPES = {
     "attention/softmax_state.hpp": ["growing_lse<lse_base::natural>"],
     "layout/interleave.hpp": ["ownership", "shard"],
     "layout/paged.hpp": ["index_view", "block_table"],
+    "layout/reshard_part.hpp": ["domain_request", "reshard_status", "reshard_arrays", "reshard_args"],
     "layout/kv_view.hpp": ["kv_scale", "kv_plane<bf16>", "kv_view<const fp8_e4m3>"],
     "layout/zigzag.hpp": ["zigzag_law"],
     "layout/gather.hpp": ["gather_law", "gather_cursor", "gather_chunk", "context_range", "context_span"],
