@@ -79,7 +79,7 @@ prefill() {
 }
 serve() {
     echo
-    build/demo/examples/serve/serve --requests 16 --longest 4096 --outputs 32 --simulated-requests 200 || status=$?
+    build/demo/examples/serve/serve --requests 16 --shortest 64 --longest 4096 --outputs 32 --simulated-requests 200 || status=$?
 }
 
 # One line for each JSON line of decode_1m.

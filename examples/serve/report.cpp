@@ -75,10 +75,12 @@ void print(const std::string& title, const trace_options& given, const std::vect
             fmt::print("{:>9.2f}{:>9.2f}{:>8.2f}", value.first_s, value.token_s * 1e3, value.total_s);
         }
     };
-    for (std::size_t which = 0; which < request_classes; ++which)
+    for (std::size_t which = 0; which < request_classes; ++which) {
+        if (settings[0].classes[which].requests == 0) continue;
         row(fmt::format("{} ({})", name_of(given, static_cast<request_class>(which)),
                         settings[0].classes[which].requests),
             [which](const setting_report& each) -> const class_latency& { return each.classes[which]; });
+    }
     row(fmt::format("all ({})", settings[0].all.requests),
         [](const setting_report& each) -> const class_latency& { return each.all; });
     fmt::print("\n");
