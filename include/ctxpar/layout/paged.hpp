@@ -49,6 +49,14 @@ CTXPAR_HD constexpr index_view index_of(const std::int64_t* data) {
     return {data, index_type::i64};
 }
 
+// Blocks [first, last) of a request's table.
+struct block_range {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+
+    friend constexpr bool operator==(const block_range&, const block_range&) = default;
+};
+
 // The number of blocks of B tokens that hold `tokens` tokens of one rank.
 CTXPAR_HD constexpr std::int64_t blocks_for(std::int64_t tokens, std::int64_t block_size) {
     return tokens / block_size + (tokens % block_size != 0 ? 1 : 0);

@@ -129,16 +129,9 @@ constexpr std::int64_t prefix_hit_of_keys(const ownership& law, std::int64_t blo
     return prefix_hit(law, block_size, matched * unit);
 }
 
-// Blocks [first, last) of a request's table, which are whole and the same on every rank.
-struct block_range {
-    std::int64_t first = 0;
-    std::int64_t last = 0;
-
-    friend constexpr bool operator==(const block_range&, const block_range&) = default;
-};
-
-// The blocks of every rank that hold the tokens of key `index`, the tokens [index*unit, (index+1)*unit). config_error
-// "unit" where the key unit is no multiple of the prefix unit, "length" where the index is negative or too large.
+// The blocks, whole and the same on every rank, that hold the tokens of key `index`, the tokens [index*unit,
+// (index+1)*unit). config_error "unit" where the key unit is no multiple of the prefix unit, "length" where the index
+// is negative or too large.
 constexpr block_range key_blocks(const ownership& law, std::int64_t block_size, std::int64_t unit, std::int64_t index) {
     const std::int64_t whole = prefix_unit(law, block_size);
     if (unit < 1 || unit % whole != 0)

@@ -104,10 +104,6 @@ CTXPAR_HD constexpr std::int64_t block_in_pool(const domain_request& side, std::
 }
 
 // Blocks that tokens [first, end) of a rank lie in.
-struct block_range {
-    std::int64_t first = 0;
-    std::int64_t end = 0;
-};
 CTXPAR_HD constexpr block_range blocks_of(const domain_request& side, std::int64_t rank, std::int64_t first,
                                           std::int64_t end) {
     const std::int64_t begin = side.local_len(first, rank), behind = side.local_len(end, rank);
@@ -158,11 +154,11 @@ private:
     // The blocks of a side that the table has.
     CTXPAR_HD std::int64_t side(const domain_request& cache, std::int64_t pool_blocks, reshard_fault too_short,
                                 reshard_fault wrong_block, std::int64_t share, std::int64_t step) {
-        const detail::block_range needed = detail::blocks_of(cache, args_.rank, args_.kept, args_.length);
-        if (needed.end == 0) return 0;
+        const block_range needed = detail::blocks_of(cache, args_.rank, args_.kept, args_.length);
+        if (needed.last == 0) return 0;
         const std::int64_t present = detail::blocks_present(cache);
-        if (present < needed.end) note(too_short, needed.end - 1, present);
-        for (std::int64_t block = needed.first + share; block < needed.end && block < present; block += step)
+        if (present < needed.last) note(too_short, needed.last - 1, present);
+        for (std::int64_t block = needed.first + share; block < needed.last && block < present; block += step)
             if (detail::block_in_pool(cache, block, present, pool_blocks) < 0)
                 note(wrong_block, block, cache.table.id(cache.request, block));
         return present;
@@ -172,11 +168,11 @@ private:
     CTXPAR_HD void overlaps(std::int64_t from_present, std::int64_t to_present, std::int64_t share, std::int64_t step) {
         const domain_request& from = args_.from;
         const domain_request& to = args_.to;
-        const detail::block_range read = detail::blocks_of(from, args_.rank, args_.kept, args_.length);
-        const detail::block_range written = detail::blocks_of(to, args_.rank, args_.first, args_.end);
-        for (std::int64_t b = read.first + share; b < read.end; b += step) {
+        const block_range read = detail::blocks_of(from, args_.rank, args_.kept, args_.length);
+        const block_range written = detail::blocks_of(to, args_.rank, args_.first, args_.end);
+        for (std::int64_t b = read.first + share; b < read.last; b += step) {
             const std::int64_t source = detail::block_in_pool(from, b, from_present, args_.from_blocks);
-            for (std::int64_t t = written.first; source >= 0 && t < written.end; ++t) {
+            for (std::int64_t t = written.first; source >= 0 && t < written.last; ++t) {
                 const std::int64_t target = detail::block_in_pool(to, t, to_present, args_.to_blocks);
                 if (target >= 0 && source * from.table.block_size < (target + 1) * to.table.block_size &&
                     target * to.table.block_size < (source + 1) * from.table.block_size)
