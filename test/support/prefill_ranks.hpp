@@ -127,8 +127,7 @@ inline distance distance_of(const prefill_deployment& d, const prefill_data& dat
         const distance far = distances(d, batch, expected_step(d, data, batch), got.steps[i]).sum();
         sum.out = std::max(sum.out, far.out);
         sum.lse = std::max(sum.lse, far.lse);
-        sum.num_lses += far.num_lses;
-        sum.lses_too_far += far.lses_too_far;
+        sum.lse_of_scores = std::max(sum.lse_of_scores, far.lse_of_scores);
     }
     return sum;
 }

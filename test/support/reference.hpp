@@ -92,6 +92,9 @@ struct attention_problem {
 struct attention_result {
     std::vector<double> out; // [rows][q_heads][value_width]
     std::vector<double> lse; // [rows][q_heads], natural
+    // [rows][q_heads] sum of |products| behind the scores, each by its weight in the softmax: what the roundings of
+    // scores, and so of the LSE, are relative to
+    std::vector<double> score_magnitude;
 };
 
 // Whether a row sees a token.
@@ -104,6 +107,12 @@ inline bool is_visible(const attention_problem& ask, std::int64_t row, std::int6
     if (token < ask.prefix) return true;
     if (ask.window > 0 && position - token >= ask.window) return false;
     return ask.chunk == 0 || token / ask.chunk == position / ask.chunk;
+}
+
+inline double sum_of_magnitudes(const double* a, const float* b, std::int64_t width) {
+    double sum = 0.0;
+    for (std::int64_t d = 0; d < width; ++d) sum += std::fabs(a[d] * static_cast<double>(b[d]));
+    return sum;
 }
 
 inline double dot(const double* a, const float* b, std::int64_t width) {
@@ -137,6 +146,7 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
     }
     double sum = ask.sinks == nullptr ? 0.0 : std::exp(sink - largest);
     double* const out = result.out.data() + at * ask.value_width;
+    double magnitude = 0.0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         const std::int64_t cell = tokens[i] * ask.kv_heads + kv_head;
         const bool in_keys = ask.v == nullptr;
@@ -146,10 +156,15 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
         const double scaled = factors == nullptr ? weight : weight * static_cast<double>(factors[cell]);
         for (std::int64_t d = 0; d < ask.value_width; ++d) out[d] += scaled * static_cast<double>(value[d]);
         sum += weight;
+        if (weight < 1e-3) continue; // nothing of the sum of magnitudes
+        const double key_factor = ask.k_scale == nullptr ? 1.0 : std::fabs(static_cast<double>(ask.k_scale[cell]));
+        magnitude += weight * std::fabs(ask.scale) * key_factor *
+                     sum_of_magnitudes(query.data(), ask.k + cell * ask.key_width, ask.key_width);
     }
     if (sum == 0.0) return; // nothing visible and no sink
     for (std::int64_t d = 0; d < ask.value_width; ++d) out[d] /= sum;
     result.lse[static_cast<std::size_t>(at)] = largest + std::log(sum);
+    result.score_magnitude[static_cast<std::size_t>(at)] = magnitude / sum;
 }
 
 } // namespace detail
@@ -159,6 +174,7 @@ inline attention_result attend(const attention_problem& ask, const std::function
     attention_result result;
     result.out.assign(static_cast<std::size_t>(ask.rows * ask.q_heads * ask.value_width), 0.0);
     result.lse.assign(static_cast<std::size_t>(ask.rows * ask.q_heads), minus_infinity);
+    result.score_magnitude.assign(result.lse.size(), 0.0);
     for (std::int64_t row = 0; row < ask.rows; ++row) {
         std::vector<std::int64_t> tokens;
         for (std::int64_t token = 0; token < ask.length; ++token)
