@@ -179,9 +179,8 @@ struct engine::parts {
     void move(const step_move& part);
 };
 
-// Over the ranks of the wider of both places, which has all of the other.
 void engine::parts::move(const step_move& part) {
-    const place wide = part.from.ranks > part.to.ranks ? part.from : part.to;
+    const place& wide = part.over;
     if (!wide.holds(rank)) return;
     std::vector<migrated_layer<element>> layers;
     for (std::int64_t layer = 0; layer < dims::layers; ++layer)

@@ -28,14 +28,18 @@ namespace {
 
 using namespace serve;
 
-// CP sizes that a setting allows.
+// CP sizes that a setting allows; each divides the next.
 struct setting {
     std::string name;
     std::vector<std::int64_t> sizes;
 };
 
-std::vector<setting> settings_of(std::int64_t ranks) {
-    return {{"CP 1", {1}}, {fmt::format("CP {}", ranks), {ranks}}, {"dynamic CP", {}}};
+std::vector<setting> settings_of(const options& given, std::int64_t ranks) {
+    std::vector<std::int64_t> sizes = given.sizes;
+    if (sizes.empty()) sizes.push_back(1);
+    for (std::int64_t size = 2; size <= ranks && given.sizes.empty(); ++size)
+        if (ranks % size == 0 && size % sizes.back() == 0) sizes.push_back(size);
+    return {{"CP 1", {1}}, {fmt::format("CP {}", ranks), {ranks}}, {"dynamic CP", sizes}};
 }
 
 // The toy transformer on this machine, as the cost model sees it. Its arithmetic is fp32, which the calibration's is
@@ -66,14 +70,16 @@ ctxpar::router router_of(const simulated& machine, const options& given, std::in
     ctxpar::router_options how;
     how.layers = machine.layers;
     how.row_us = machine.row_us;
-    how.decode_row_us = given.charge_rows ? machine.row_us : 0;
+    how.decode_row_us = machine.row_us; // every rank of a place computes the row, and each has other requests
     how.reshard_bytes_per_us = machine.costs.read_bytes_per_us / 4; // packed, sent, received and written
     return {machine.costs, machine.model, domain, how};
 }
 
-schedule_options schedule_of(const simulated& machine, const options& given, std::int64_t ranks, std::int64_t blocks) {
+schedule_options schedule_of(const simulated& machine, const options& given, std::int64_t ranks, std::int64_t blocks,
+                             const setting& chosen) {
     schedule_options how;
     how.ranks = ranks;
+    how.sizes = chosen.sizes;
     how.block_size = given.block_size;
     how.pool_blocks = blocks;
     how.chunk = given.chunk;
@@ -105,7 +111,7 @@ std::vector<served> run_simulated(const simulated& machine, const options& given
                                   const setting& chosen, const std::vector<asked>& trace) {
     const std::int64_t blocks = given.blocks(longest_of(trace));
     ctxpar::router routes = router_of(machine, given, ranks, blocks, chosen);
-    scheduler steps(schedule_of(machine, given, ranks, blocks), routes, trace);
+    scheduler steps(schedule_of(machine, given, ranks, blocks, chosen), routes, trace);
     run_simulated(steps, machine, ranks);
     return steps.results();
 }
@@ -133,7 +139,7 @@ std::vector<served> serve_all(const options& given, const simulated& machine, co
     how.chunk = given.chunk;
     how.spoil_moves = given.inject == "skip_move";
     ctxpar::router routes = router_of(machine, given, given.ranks, how.pool_blocks, chosen);
-    const schedule_options order = schedule_of(machine, given, given.ranks, how.pool_blocks);
+    const schedule_options order = schedule_of(machine, given, given.ranks, how.pool_blocks, chosen);
     how.max_requests = order.max_requests;
     how.move_chunk = order.move_chunk;
     scheduler steps(order, routes, trace);
@@ -183,7 +189,7 @@ bool run_measured(const options& given) {
     // Settings take turns, so that what else the machine does meets all of them; of a setting's rounds the median
     // counts.
     bool right = true;
-    const std::vector<setting> settings = settings_of(given.ranks);
+    const std::vector<setting> settings = settings_of(given, given.ranks);
     std::vector<std::vector<std::vector<served>>> rounds(settings.size());
     std::vector<std::pair<std::vector<std::int32_t>, expected>> known;
     for (std::int64_t round = 0; round < given.rounds; ++round) {
@@ -222,7 +228,7 @@ bool run_on_virtual_clock(const options& given) {
 
     std::vector<std::vector<served>> results;
     std::vector<setting_report> reports;
-    for (const setting& chosen : settings_of(given.simulated_ranks)) {
+    for (const setting& chosen : settings_of(given, given.simulated_ranks)) {
         results.push_back(run_simulated(machine, given, given.simulated_ranks, chosen, trace));
         reports.push_back(report_of(chosen.name, wanted, trace, results.back()));
     }

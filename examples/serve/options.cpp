@@ -43,6 +43,7 @@ options parse_options(int argc, char** argv) {
         ->excludes(rate);
     app.add_option("--seed", given.trace.seed, "of the trace and the model (1)");
     number("--ranks", given.ranks, 64, "of the measured part (2)");
+    app.add_option("--sizes", given.sizes, "of dynamic CP, each dividing the next (1 to all ranks)")->delimiter(',');
     number("--interleave", given.interleave, 1'000'000, "consecutive tokens on one rank (16)");
     number("--block-size", given.block_size, 65'536, "tokens of a block (16)");
     number("--chunk", given.chunk, 1'000'000, "rows of prefills that a rank computes in a step (512)");
@@ -55,8 +56,6 @@ options parse_options(int argc, char** argv) {
     number("--simulated-requests", given.simulated_requests, 1'000'000, "(400)");
     number("--simulated-longest", given.simulated_longest, 16'000'000,
            "tokens of the longest simulated prompt (262144)");
-    app.add_flag("--charge-rows", given.charge_rows,
-                 "decode rows count for each rank that computes them again, as where ranks are never idle");
     app.add_flag("!--no-measure", given.measure, "only the simulated part");
     app.add_flag("!--no-simulate", given.simulate, "only the measured part");
     app.add_flag("--require-best", given.require_best,

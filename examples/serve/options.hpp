@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/calibration.hpp"
 #include "trace.hpp"
@@ -12,6 +13,7 @@ namespace serve {
 struct options {
     trace_options trace;
     std::int64_t ranks = 2;
+    std::vector<std::int64_t> sizes; // of dynamic CP, each dividing the next and the ranks; empty: of 1 to all ranks
     std::int64_t interleave = 16;
     std::int64_t block_size = 16;
     std::int64_t chunk = 512;
@@ -21,8 +23,7 @@ struct options {
     std::int64_t simulated_ranks = 8;
     std::int64_t simulated_requests = 400;
     std::int64_t simulated_longest = 262144;
-    bool charge_rows = false; // decode rows count for each rank that computes them
-    std::int64_t rounds = 1;  // of the measured part, of which the median counts
+    std::int64_t rounds = 1; // of the measured part, of which the median counts
     bool measure = true;
     bool simulate = true;
     bool require_best = false; // exit status 1 where dynamic is not as good as it should be

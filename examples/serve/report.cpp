@@ -1,7 +1,6 @@
 #include "report.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -43,9 +42,7 @@ setting_report report_of(const std::string& name, const trace_options& given, co
         report.end_s = std::max(report.end_s, result.end_s);
         report.moves += result.moves;
         report.reused += result.reused;
-        const auto size = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(result.ranks)) - 1);
-        if (report.admitted.size() <= size) report.admitted.resize(size + 1);
-        ++report.admitted[size];
+        ++report.admitted[result.ranks];
     }
     for (class_latency& each : report.classes) divide(each);
     divide(report.all);
@@ -86,8 +83,7 @@ void print(const std::string& title, const trace_options& given, const std::vect
     fmt::print("\n");
     for (const setting_report& each : settings) {
         std::string sizes;
-        for (std::size_t i = 0; i < each.admitted.size(); ++i)
-            if (each.admitted[i] > 0) sizes += fmt::format(", {} at CP {}", each.admitted[i], 1 << i);
+        for (const auto& [size, requests] : each.admitted) sizes += fmt::format(", {} at CP {}", requests, size);
         fmt::print("  {}: all served after {:.1f} s; {:.2f} times a request's best setting on the average{}; {} moved; "
                    "{} prompt tokens reused{}\n",
                    each.name, each.end_s, each.slowdown, sizes, each.moves, each.reused,

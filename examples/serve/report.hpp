@@ -27,7 +27,7 @@ struct setting_report {
     std::int64_t moves = 0;
     std::int64_t reused = 0; // tokens of prompts
     std::int64_t refused = 0;
-    std::vector<std::int64_t> admitted; // [log2 of CP size] requests
+    std::map<std::int64_t, std::int64_t> admitted; // requests by CP size
 };
 
 setting_report report_of(const std::string& name, const trace_options& given, const std::vector<asked>& trace,

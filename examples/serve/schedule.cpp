@@ -12,6 +12,15 @@ namespace {
 // A request's place is looked at again when its prompt is in the cache, and whenever it has grown by so many tokens.
 constexpr std::int64_t review_tokens = 32;
 
+// Whether all ranks of one place are in another.
+bool has(const place& wide, const place& narrow) {
+    return wide.holds(narrow.first) && end_of(narrow) <= end_of(wide);
+}
+
+place place_of(std::int64_t rank, std::int64_t ranks) {
+    return {rank / ranks * ranks, ranks};
+}
+
 std::int64_t id_of(std::size_t request) {
     return static_cast<std::int64_t>(request);
 }
@@ -21,7 +30,13 @@ std::int64_t id_of(std::size_t request) {
 scheduler::scheduler(const schedule_options& given, ctxpar::router& routes, const std::vector<asked>& trace)
     : given_(given), routes_(routes), trace_(trace), pools_(given.ranks, given.pool_blocks), prefixes_(pools_),
       by_request_(trace.size(), running_.end()), idle_(static_cast<std::size_t>(given.ranks), false),
-      results_(trace.size()) {
+      due_s_(static_cast<std::size_t>(given.ranks)), results_(trace.size()) {
+    for (std::size_t i = 0; i < given_.sizes.size(); ++i) {
+        const std::int64_t size = given_.sizes[i];
+        const std::int64_t wider = i + 1 < given_.sizes.size() ? given_.sizes[i + 1] : given_.ranks;
+        ctxpar::require(size >= 1 && wider % size == 0, "sizes", "places of ", size, " and ", wider, " ranks of ",
+                        given_.ranks, " would overlap; each size must divide the next and the number of ranks");
+    }
     for (const asked& request : trace) {
         auto& keys = keys_.emplace_back();
         ctxpar::prefix_chain(given.block_size)
@@ -38,7 +53,8 @@ std::shared_ptr<const step> scheduler::begin(std::int64_t rank, double now_s) {
     idle_[static_cast<std::size_t>(rank)] = true;
     arrive(now_s);
     auto made = std::make_shared<step>();
-    made->ranks = together_with(rank);
+    made->ranks = next_place(rank, now_s);
+    made->begin_s = now_s;
     const auto first = idle_.begin() + made->ranks.first, end = idle_.begin() + end_of(made->ranks);
     if (!std::all_of(first, end, [](bool idle) { return idle; })) return nullptr;
     add_moves(*made);
@@ -49,6 +65,8 @@ std::shared_ptr<const step> scheduler::begin(std::int64_t rank, double now_s) {
 }
 
 void scheduler::end(const step& done, const std::vector<std::vector<std::int32_t>>& sampled, double now_s) {
+    for (std::int64_t rank = done.ranks.first; rank < end_of(done.ranks); ++rank)
+        due_s_[static_cast<std::size_t>(rank)][done.ranks.ranks] = now_s + given_.pause * (now_s - done.begin_s);
     for (std::size_t b = 0; b < done.batches.size(); ++b) {
         for (std::size_t i = 0; i < done.batches[b].entries.size(); ++i) {
             const step_entry& entry = done.batches[b].entries[i];
@@ -120,23 +138,38 @@ void scheduler::review(running& one) {
     one.to_blocks = blocks_for(*one.to, trace_[one.request].longest(), {});
 }
 
-// The widest place of a running request, or of one that a request goes to, with this rank in it.
-place scheduler::together_with(std::int64_t rank) const {
-    place widest{rank, 1};
-    const auto take = [&](const place& where) {
-        if (where.holds(rank) && where.ranks > widest.ranks) widest = where;
-    };
+// Where a request runs; while it moves, the least place that has all ranks of both.
+place scheduler::around(const running& one) const {
+    if (!one.to) return one.where;
+    const auto size = std::find_if(given_.sizes.begin(), given_.sizes.end(), [&](std::int64_t ranks) {
+        const place wide = place_of(one.where.first, ranks);
+        return has(wide, one.where) && has(wide, *one.to);
+    });
+    return size == given_.sizes.end() ? place{0, given_.ranks} : place_of(one.where.first, *size);
+}
+
+// Of the places with this rank in which requests run the widest that is due; where none is, the narrowest.
+place scheduler::next_place(std::int64_t rank, double now_s) const {
+    place next{rank, 1}, narrowest = next;
+    bool any = false, any_due = false;
+    const auto& due_s = due_s_[static_cast<std::size_t>(rank)];
     for (const running& one : running_) {
-        take(one.where);
-        if (one.to) take(*one.to);
+        const place where = around(one);
+        if (!where.holds(rank)) continue;
+        if (!any || where.ranks < narrowest.ranks) narrowest = where;
+        any = true;
+        const auto due = due_s.find(where.ranks);
+        if ((due != due_s.end() && due->second > now_s) || (any_due && where.ranks <= next.ranks)) continue;
+        next = where;
+        any_due = true;
     }
-    return widest;
+    return any_due ? next : narrowest;
 }
 
 void scheduler::add_moves(step& made) {
     for (running& one : running_) {
-        if (!one.to || !made.ranks.holds(one.where.first)) continue;
-        step_move part{one.request, one.where, *one.to, one.blocks, one.to_blocks, one.moved, 0};
+        if (!one.to || !has(made.ranks, around(one))) continue;
+        step_move part{one.request, one.where, *one.to, around(one), one.blocks, one.to_blocks, one.moved, 0};
         part.end = std::min(one.computed, one.moved + given_.move_chunk);
         one.moved = part.end;
         made.moves.push_back(part);
@@ -168,7 +201,7 @@ void scheduler::add_batches(step& made) {
     std::vector<running*> prompts;
     bool decodes = false;
     for (running& one : running_) {
-        if (!made.ranks.holds(one.where.first)) continue;
+        if (!has(made.ranks, one.where)) continue;
         if (one.computed < prompt_of(one)) {
             prompts.push_back(&one);
         } else {

@@ -1,16 +1,22 @@
 // The scheduler: which requests run, where, and what each adds in the next step. It knows no clock but the times it is
 // told, and computes nothing: the ranks of this process run it, and so does the simulation.
 //
-// Ranks that share the KV of a running request take their steps together. Such a set of ranks is the place of the
-// widest of their requests, as places nest or are apart. A step decodes a token of each request whose prompt is in the
-// cache, prefills chunks of the others, and moves a part of the KV of a request that goes elsewhere. Of prefills the
-// one with the fewest tokens left goes first, and all together have a time for each step: so a long prompt delays the
-// requests on its ranks by that much a token, whether it is on one rank or on all.
+// Ranks that share the KV of a running request take its steps together: a step has the ranks of a place, and serves all
+// requests of that place and of those inside it, as places nest or are apart. It decodes a token of each request whose
+// prompt is in the cache, prefills chunks of the others, and moves a part of the KV of a request that goes elsewhere.
+// Of prefills the one with the fewest tokens left goes first, and all together have a time for each step: so a long
+// prompt delays the requests on its ranks by that much a token, whether it is on one rank or on all.
+//
+// After a step of a wide place those inside it have twice as much time for steps of their own, where requests run in
+// them. So a short request on one rank makes several tokens for one of a long request around it, instead of one for
+// one, and is out of its way sooner.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +51,7 @@ struct place_batch {
 struct step_move {
     std::size_t request = 0;
     place from, to;
+    place over; // the least that has all ranks of both
     block_list from_table, to_table;
     std::int64_t first = 0;
     std::int64_t end = 0;
@@ -52,6 +59,7 @@ struct step_move {
 
 struct step {
     place ranks; // that take it together
+    double begin_s = 0;
     std::vector<step_move> moves;
     std::vector<place_batch> batches; // the widest last; on every rank in this order
 };
@@ -69,18 +77,21 @@ struct served {
 
 struct schedule_options {
     std::int64_t ranks = 2;
+    std::vector<std::int64_t> sizes = {1, 2}; // of places, ascending; each divides the next and `ranks`
     std::int64_t block_size = 16;
     std::int64_t pool_blocks = 1;               // of each rank
     std::int64_t max_requests = 64;             // running in one place
     std::int64_t chunk = 512;                   // rows of prefills that one rank computes in a step, at most
-    double busy_us = 300;                       // that prefills may take of a step in which others decode
+    double busy_us = 100;                       // that prefills may take of a step in which others decode
     double idle_us = 20'000;                    // and of any other step
+    double pause = 2;                           // for places inside one, after a step of it, as a part of that step
     std::function<double(std::int64_t)> row_us; // what a row takes behind so many tokens
     std::int64_t move_chunk = 4096;             // tokens of a request that move in a step
 };
 
 class scheduler {
 public:
+    // config_error "sizes".
     scheduler(const schedule_options& given, ctxpar::router& routes, const std::vector<asked>& trace);
 
     // Takes requests that have arrived, and those that found no room before; begin() does so first.
@@ -113,7 +124,8 @@ private:
     bool admit(std::size_t request);
     block_list blocks_for(const place& where, std::int64_t tokens, std::vector<shared_block> found);
     void review(running& one);
-    place together_with(std::int64_t rank) const;
+    place around(const running& one) const;
+    place next_place(std::int64_t rank, double now_s) const;
     step_entry entry_of(const running& one, std::int64_t tokens) const;
     void add_moves(step& made);
     void add_batches(step& made);
@@ -136,6 +148,7 @@ private:
     std::list<running> running_;                           // in order of admission
     std::vector<std::list<running>::iterator> by_request_; // [requests] of those that run
     std::vector<bool> idle_;                               // [ranks]
+    std::vector<std::map<std::int64_t, double>> due_s_;    // [ranks] when a place of a size may take its next step
     std::vector<served> results_;
 };
 

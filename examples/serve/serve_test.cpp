@@ -47,21 +47,25 @@ struct setting {
     ctxpar::router routes;
     scheduler steps;
 
-    setting(std::vector<asked> requests, std::int64_t ranks, std::int64_t blocks, std::vector<std::int64_t> sizes = {})
-        : trace(std::move(requests)), routes(routes_of(machine, ranks, blocks, std::move(sizes))),
-          steps(options_of(machine, ranks, blocks), routes, trace) {}
+    setting(std::vector<asked> requests, std::int64_t ranks, std::int64_t blocks,
+            const std::vector<std::int64_t>& sizes, double pause = 2)
+        : trace(std::move(requests)), routes(routes_of(machine, ranks, blocks, sizes)),
+          steps(options_of(machine, ranks, blocks, sizes, pause), routes, trace) {}
 
     static ctxpar::router routes_of(const simulated& machine, std::int64_t ranks, std::int64_t blocks,
                                     std::vector<std::int64_t> sizes) {
         ctxpar::router_options how;
         how.layers = machine.layers;
-        how.row_us = machine.row_us;
+        how.row_us = how.decode_row_us = machine.row_us;
         how.reshard_bytes_per_us = 2000;
         return {machine.costs, machine.model, {ranks, 16, 16, blocks, std::move(sizes)}, how};
     }
-    static schedule_options options_of(const simulated& machine, std::int64_t ranks, std::int64_t blocks) {
+    static schedule_options options_of(const simulated& machine, std::int64_t ranks, std::int64_t blocks,
+                                       const std::vector<std::int64_t>& sizes, double pause) {
         schedule_options how;
         how.ranks = ranks;
+        how.sizes = sizes;
+        how.pause = pause;
         how.pool_blocks = blocks;
         how.row_us = [machine](std::int64_t tokens) { return row_us(machine, tokens); };
         return how;
@@ -114,7 +118,7 @@ TEST_CASE("a prefix is found as far as it is cached in the same place, and unuse
 }
 
 TEST_CASE("every request is served whole, in whatever sizes, and the same way again") {
-    for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{{1}, {4}, {}, {1, 2}}) {
+    for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{{1}, {4}, {1, 2, 4}, {1, 2}}) {
         setting once(random_trace(3, 60), 4, 2000, sizes), again(random_trace(3, 60), 4, 2000, sizes);
         run_simulated(once.steps, once.machine, 4);
         run_simulated(again.steps, again.machine, 4);
@@ -133,7 +137,7 @@ TEST_CASE("requests wait for room, and those that can never have it are refused 
     std::vector<asked> trace = random_trace(5, 40);
     trace[7].prompt.assign(40'000, 1);
     const std::int64_t blocks = 640; // 10240 tokens a rank
-    setting alone(trace, 4, blocks, {1}), joined(trace, 4, blocks);
+    setting alone(trace, 4, blocks, {1}), joined(trace, 4, blocks, {1, 2, 4});
     run_simulated(alone.steps, alone.machine, 4);
     run_simulated(joined.steps, joined.machine, 4);
     CHECK(alone.steps.results()[7].outputs.empty());
@@ -141,6 +145,75 @@ TEST_CASE("requests wait for room, and those that can never have it are refused 
     CHECK(joined.steps.results()[7].refused.empty()); // fits on four ranks together
     for (std::size_t i = 0; i < trace.size(); ++i)
         CHECK(static_cast<std::int64_t>(joined.steps.results()[i].outputs.size()) == trace[i].outputs);
+}
+
+namespace {
+
+// Mean seconds of requests with at most, or with more than, so many tokens.
+double mean_latency(const setting& of, bool is_short) {
+    double sum = 0, count = 0;
+    for (std::size_t i = 0; i < of.trace.size(); ++i) {
+        if ((of.trace[i].prompt.size() <= 1024) != is_short) continue;
+        sum += of.steps.results()[i].end_s - of.trace[i].arrives_s;
+        ++count;
+    }
+    return sum / count;
+}
+
+// Requests on one rank each beside one that is spread over both and generates for longer than they take.
+std::vector<asked> short_beside_long() {
+    std::vector<asked> trace(1);
+    trace[0].prompt.assign(60'000, 1);
+    trace[0].outputs = 1000;
+    setting first(trace, 2, 8000, {2});
+    run_simulated(first.steps, first.machine, 2);
+    trace.resize(5);
+    for (std::size_t i = 1; i < trace.size(); ++i) {
+        trace[i].arrives_s = first.steps.results()[0].first_s + 0.1;
+        trace[i].prompt.assign(300 + 16 * i, static_cast<std::int32_t>(i));
+        trace[i].outputs = 100;
+    }
+    return trace;
+}
+
+} // namespace
+
+TEST_CASE("after a step of a wide place those inside it have a pause of it, and no more") {
+    setting paused(short_beside_long(), 2, 8000, {1, 2}), together(short_beside_long(), 2, 8000, {1, 2}, 0);
+    setting joined(short_beside_long(), 2, 8000, {2});
+    for (setting* each : {&paused, &together, &joined}) run_simulated(each->steps, each->machine, 2);
+    CHECK(paused.steps.results()[0].end_s > paused.steps.results()[1].end_s); // they ran together
+    const double beside = paused.steps.results()[1].end_s - paused.trace[1].arrives_s;
+    CHECK(mean_latency(paused, true) < 0.7 * mean_latency(together, true));
+    CHECK(mean_latency(paused, true) < mean_latency(joined, true));
+    // The long one waits two thirds of the time at most, while the others run.
+    CHECK(paused.steps.results()[0].end_s < together.steps.results()[0].end_s + 0.7 * beside);
+}
+
+TEST_CASE("dynamic sizes serve short and long prompts at least as well as the better of one size") {
+    for (const std::uint64_t seed : {3U, 4U, 5U, 6U}) {
+        setting apart(random_trace(seed, 100), 4, 2000, {1}), joined(random_trace(seed, 100), 4, 2000, {4});
+        setting dynamic(random_trace(seed, 100), 4, 2000, {1, 2, 4});
+        for (setting* each : {&apart, &joined, &dynamic}) run_simulated(each->steps, each->machine, 4);
+        for (const bool is_short : {true, false}) {
+            CAPTURE(is_short);
+            const double best = std::min(mean_latency(apart, is_short), mean_latency(joined, is_short));
+            CHECK(mean_latency(dynamic, is_short) < 1.02 * best);
+        }
+    }
+}
+
+TEST_CASE("places that would overlap are refused") {
+    for (const std::vector<std::int64_t>& sizes :
+         std::vector<std::vector<std::int64_t>>{{1, 2, 3}, {4}, {2, 3, 6}, {0, 6}}) {
+        std::string problem;
+        try {
+            setting(random_trace(3, 2), 6, 2000, sizes);
+        } catch (const ctxpar::config_error& refused) {
+            problem = refused.what();
+        }
+        CHECK(problem.find("must divide") != std::string::npos);
+    }
 }
 
 TEST_CASE("a prompt shares the blocks of an earlier one that begins alike") {

@@ -60,9 +60,8 @@ double move_us(const simulated& machine, const step_move& part) {
     const model_shape& model = machine.model;
     const regrouped tokens = regroup(part.from, part.to, machine.interleave, part.end - part.first);
     const auto bytes = static_cast<double>(tokens.busiest * model.bytes_per_token * machine.layers);
-    const double sent = call_us(machine.costs, collective_op::all_to_all,
-                                static_cast<std::int32_t>(std::max(part.from.ranks, part.to.ranks)), bytes,
-                                static_cast<std::int32_t>(machine.layers));
+    const double sent = call_us(machine.costs, collective_op::all_to_all, static_cast<std::int32_t>(part.over.ranks),
+                                bytes, static_cast<std::int32_t>(machine.layers));
     return bytes / machine.costs.read_bytes_per_us + sent;
 }
 

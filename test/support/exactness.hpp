@@ -16,7 +16,7 @@ struct expectation {
     std::int64_t rows = 0;
     std::vector<double> out; // [rows][q_heads][value_width]
     std::vector<double> lse;             // [rows][q_heads], natural
-    std::vector<double> score_magnitude; // [rows][q_heads] as the reference says
+    std::vector<double> score_rounding; // [rows][q_heads] as of the reference
     std::vector<double>
         magnitude; // [rows][q_heads][value_width] sum over shards of |share|; where partials are rounded
 };
@@ -140,14 +140,14 @@ inline expectation expected(const deployment& d, const planted_data& data) {
         const attention_result result = attend(ask);
         want.out.insert(want.out.end(), result.out.begin(), result.out.end());
         want.lse.insert(want.lse.end(), result.lse.begin(), result.lse.end());
-        want.score_magnitude.insert(want.score_magnitude.end(), result.score_magnitude.begin(),
-                                    result.score_magnitude.end());
+        want.score_rounding.insert(want.score_rounding.end(), result.score_rounding.begin(),
+                                    result.score_rounding.end());
         if (detail::rounds_shares(d)) detail::add_magnitude(d, ask, result, want.magnitude);
     }
     const auto cells = static_cast<std::size_t>(want.rows * d.q_heads);
     want.out.resize(cells * static_cast<std::size_t>(d.value_width), 0.0);
     want.lse.resize(cells, minus_infinity);
-    want.score_magnitude.resize(cells, 0.0);
+    want.score_rounding.resize(cells, 0.0);
     want.magnitude.resize(detail::rounds_shares(d) ? want.out.size() : 0, 0.0);
     return want;
 }
@@ -189,20 +189,20 @@ inline double ulp_of(double value) {
 }
 
 // An LSE is within 2e-6 or two units in its last place; in base 2 as many times log2 e, and one unit for converting it.
-// Beside that, where scores are large: a unit in the last place of the sum of |products| behind a score, which is
-// what adding them in fp32 may lose. 2e-6 alone holds for all but about one in 100,000 LSEs of 10.
-inline double lse_bound(double natural, lse_base base, double score_magnitude = 0.0) {
-    const double bound = std::max(2e-6, 2.0 * ulp_of(natural)) + score_magnitude * 0x1p-23;
+// Beside that, where scores are large, what fp32 may lose in them. The first bound alone holds for all but about one
+// in 100,000 LSEs of 10.
+inline double lse_bound(double natural, lse_base base, double score_rounding = 0.0) {
+    const double bound = std::max(2e-6, 2.0 * ulp_of(natural)) + score_rounding;
     return base == lse_base::natural ? bound : (bound / std::log(2.0) + ulp_of(natural / std::log(2.0)));
 }
 
 namespace detail {
 
 // `natural` is what the LSE should be, `got` what it is, in `base`.
-inline double lse_distance(double natural, double got, lse_base base, double score_magnitude = 0.0) {
+inline double lse_distance(double natural, double got, lse_base base, double score_rounding = 0.0) {
     if (natural == minus_infinity) return got == minus_infinity ? 0.0 : std::numeric_limits<double>::infinity();
     const double want = base == lse_base::natural ? natural : natural / std::log(2.0);
-    const double error = std::fabs(got - want) / lse_bound(natural, base, score_magnitude);
+    const double error = std::fabs(got - want) / lse_bound(natural, base, score_rounding);
     return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
@@ -242,10 +242,10 @@ inline distance distance_between(const deployment& d, const expectation& want, c
             const double lse = want.lse[static_cast<std::size_t>(at)];
             if (d.merged_lse) {
                 const double got_lse = got[rank].lse[static_cast<std::size_t>(i)];
-                const double magnitude = want.score_magnitude[static_cast<std::size_t>(at)];
+                const double rounding = want.score_rounding[static_cast<std::size_t>(at)];
                 result.lse = std::max(result.lse, detail::lse_distance(lse, got_lse, d.lse));
                 result.lse_of_scores =
-                    std::max(result.lse_of_scores, detail::lse_distance(lse, got_lse, d.lse, magnitude));
+                    std::max(result.lse_of_scores, detail::lse_distance(lse, got_lse, d.lse, rounding));
             }
             for (std::int64_t x = 0; x < d.value_width; ++x) {
                 const auto element = static_cast<std::size_t>(at * d.value_width + x);

@@ -114,8 +114,8 @@ public:
     // One output vector and its LSE; `share_rounding` is relative to the magnitudes.
     void add(const expected_rows& want, std::int64_t at, double share_rounding, const float* out, const float* lse) {
         const double natural = want.result.lse[static_cast<std::size_t>(at)];
-        const double magnitude = want.result.score_magnitude[static_cast<std::size_t>(at)];
-        if (d_.merged_lse) add_lse(natural, static_cast<double>(*lse), magnitude);
+        const double rounding = want.result.score_rounding[static_cast<std::size_t>(at)];
+        if (d_.merged_lse) add_lse(natural, static_cast<double>(*lse), rounding);
         for (std::int64_t x = 0; x < want.width; ++x) {
             const auto element = static_cast<std::size_t>(at * want.width + x);
             const double right = want.result.out[element], wrong = static_cast<double>(out[x]) - right;
@@ -147,9 +147,9 @@ public:
 private:
     static constexpr double infinite = std::numeric_limits<double>::infinity();
 
-    void add_lse(double natural, double got, double magnitude = 0.0) {
+    void add_lse(double natural, double got, double rounding = 0.0) {
         lses_.lse = std::max(lses_.lse, detail::lse_distance(natural, got, d_.lse));
-        lses_.lse_of_scores = std::max(lses_.lse_of_scores, detail::lse_distance(natural, got, d_.lse, magnitude));
+        lses_.lse_of_scores = std::max(lses_.lse_of_scores, detail::lse_distance(natural, got, d_.lse, rounding));
     }
 
     const prefill_deployment& d_;

@@ -92,9 +92,10 @@ struct attention_problem {
 struct attention_result {
     std::vector<double> out; // [rows][q_heads][value_width]
     std::vector<double> lse; // [rows][q_heads], natural
-    // [rows][q_heads] sum of |products| behind the scores, each by its weight in the softmax: what the roundings of
-    // scores, and so of the LSE, are relative to
-    std::vector<double> score_magnitude;
+    // [rows][q_heads] what fp32 may lose in a score, and so in the LSE: n products whose magnitudes sum to m are added
+    // with an error of sqrt(n) m / 2^24 (roundings as independent errors; n m / 2^24 could not be passed), averaged by
+    // the weights of the softmax
+    std::vector<double> score_rounding;
 };
 
 // Whether a row sees a token.
@@ -164,7 +165,7 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
     if (sum == 0.0) return; // nothing visible and no sink
     for (std::int64_t d = 0; d < ask.value_width; ++d) out[d] /= sum;
     result.lse[static_cast<std::size_t>(at)] = largest + std::log(sum);
-    result.score_magnitude[static_cast<std::size_t>(at)] = magnitude / sum;
+    result.score_rounding[static_cast<std::size_t>(at)] = magnitude / sum * std::sqrt(static_cast<double>(ask.key_width)) * 0x1p-24;
 }
 
 } // namespace detail
@@ -174,7 +175,7 @@ inline attention_result attend(const attention_problem& ask, const std::function
     attention_result result;
     result.out.assign(static_cast<std::size_t>(ask.rows * ask.q_heads * ask.value_width), 0.0);
     result.lse.assign(static_cast<std::size_t>(ask.rows * ask.q_heads), minus_infinity);
-    result.score_magnitude.assign(result.lse.size(), 0.0);
+    result.score_rounding.assign(result.lse.size(), 0.0);
     for (std::int64_t row = 0; row < ask.rows; ++row) {
         std::vector<std::int64_t> tokens;
         for (std::int64_t token = 0; token < ask.length; ++token)
