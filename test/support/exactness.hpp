@@ -14,9 +14,10 @@ namespace ctxpar_test {
 // The whole model's output, rows of all requests one after another, pads last.
 struct expectation {
     std::int64_t rows = 0;
-    std::vector<double> out; // [rows][q_heads][value_width]
-    std::vector<double> lse;             // [rows][q_heads], natural
+    std::vector<double> out;            // [rows][q_heads][value_width]
+    std::vector<double> lse;            // [rows][q_heads], natural
     std::vector<double> score_rounding; // [rows][q_heads] as of the reference
+    std::vector<double> floor;          // [rows][q_heads][value_width] as of the reference
     std::vector<double>
         magnitude; // [rows][q_heads][value_width] sum over shards of |share|; where partials are rounded
 };
@@ -140,12 +141,14 @@ inline expectation expected(const deployment& d, const planted_data& data) {
         const attention_result result = attend(ask);
         want.out.insert(want.out.end(), result.out.begin(), result.out.end());
         want.lse.insert(want.lse.end(), result.lse.begin(), result.lse.end());
+        want.floor.insert(want.floor.end(), result.floor.begin(), result.floor.end());
         want.score_rounding.insert(want.score_rounding.end(), result.score_rounding.begin(),
-                                    result.score_rounding.end());
+                                   result.score_rounding.end());
         if (detail::rounds_shares(d)) detail::add_magnitude(d, ask, result, want.magnitude);
     }
     const auto cells = static_cast<std::size_t>(want.rows * d.q_heads);
     want.out.resize(cells * static_cast<std::size_t>(d.value_width), 0.0);
+    want.floor.resize(want.out.size(), 0.0);
     want.lse.resize(cells, minus_infinity);
     want.score_rounding.resize(cells, 0.0);
     want.magnitude.resize(detail::rounds_shares(d) ? want.out.size() : 0, 0.0);
@@ -154,9 +157,9 @@ inline expectation expected(const deployment& d, const planted_data& data) {
 
 // Distances as shares of what is allowed: a result is right where both are at most 1.
 struct distance {
-    double out = 0.0;              // of all outputs together
-    double lse = 0.0;              // the largest of all LSEs
-    double lse_of_scores = 0.0;    // the same, where the rounding of scores is allowed beside
+    double out = 0.0;           // of all outputs together
+    double lse = 0.0;           // the largest of all LSEs
+    double lse_of_scores = 0.0; // the same, where the rounding of scores is allowed beside
     bool right() const { return out <= 1.0 && lse <= 1.0; }
 };
 
@@ -254,7 +257,7 @@ inline distance distance_between(const deployment& d, const expectation& want, c
                 const double rounding =
                     half_ulp(d.output, right) + (largest > 0.0 ? largest * want.magnitude[element] : 0.0);
                 error += wrong * wrong;
-                norm += right * right;
+                norm += std::max(right * right, want.floor[element] * want.floor[element]);
                 roundings += rounding * rounding;
                 if (lse == minus_infinity && !(wrong == 0.0)) error = std::numeric_limits<double>::infinity();
             }

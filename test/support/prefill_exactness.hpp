@@ -120,10 +120,10 @@ public:
             const auto element = static_cast<std::size_t>(at * want.width + x);
             const double right = want.result.out[element], wrong = static_cast<double>(out[x]) - right;
             const double share = want.magnitude.empty() ? 0.0 : share_rounding * want.magnitude[element];
-            const double rounding = half_ulp(d_.output, right) + share;
+            const double rounded = half_ulp(d_.output, right) + share;
             error_ += wrong * wrong;
-            norm_ += right * right;
-            roundings_ += rounding * rounding;
+            norm_ += std::max(right * right, want.result.floor[element] * want.result.floor[element]);
+            roundings_ += rounded * rounded;
         }
     }
 

@@ -96,6 +96,9 @@ struct attention_result {
     // with an error of sqrt(n) m / 2^24 (roundings as independent errors; n m / 2^24 could not be passed), averaged by
     // the weights of the softmax
     std::vector<double> score_rounding;
+    // [rows][q_heads][value_width] the least that errors of the output are relative to: half of the weighted sum
+    // of |values| where there are fewer than 256 outputs, which values of both signs may cancel in all of; else 0
+    std::vector<double> floor;
 };
 
 // Whether a row sees a token.
@@ -147,6 +150,8 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
     }
     double sum = ask.sinks == nullptr ? 0.0 : std::exp(sink - largest);
     double* const out = result.out.data() + at * ask.value_width;
+    double* const floor = result.floor.data() + at * ask.value_width;
+    const bool few = result.out.size() < 256;
     double magnitude = 0.0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         const std::int64_t cell = tokens[i] * ask.kv_heads + kv_head;
@@ -157,15 +162,21 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
         const double scaled = factors == nullptr ? weight : weight * static_cast<double>(factors[cell]);
         for (std::int64_t d = 0; d < ask.value_width; ++d) out[d] += scaled * static_cast<double>(value[d]);
         sum += weight;
+        for (std::int64_t d = 0; few && d < ask.value_width; ++d)
+            floor[d] += std::fabs(scaled * static_cast<double>(value[d])) / 2;
         if (weight < 1e-3) continue; // nothing of the sum of magnitudes
         const double key_factor = ask.k_scale == nullptr ? 1.0 : std::fabs(static_cast<double>(ask.k_scale[cell]));
         magnitude += weight * std::fabs(ask.scale) * key_factor *
                      sum_of_magnitudes(query.data(), ask.k + cell * ask.key_width, ask.key_width);
     }
     if (sum == 0.0) return; // nothing visible and no sink
-    for (std::int64_t d = 0; d < ask.value_width; ++d) out[d] /= sum;
+    for (std::int64_t d = 0; d < ask.value_width; ++d) {
+        out[d] /= sum;
+        floor[d] /= sum;
+    }
     result.lse[static_cast<std::size_t>(at)] = largest + std::log(sum);
-    result.score_rounding[static_cast<std::size_t>(at)] = magnitude / sum * std::sqrt(static_cast<double>(ask.key_width)) * 0x1p-24;
+    result.score_rounding[static_cast<std::size_t>(at)] =
+        magnitude / sum * std::sqrt(static_cast<double>(ask.key_width)) * 0x1p-24;
 }
 
 } // namespace detail
@@ -174,6 +185,7 @@ inline void attend_one_head(const attention_problem& ask, std::int64_t row, std:
 inline attention_result attend(const attention_problem& ask, const std::function<bool(std::int64_t)>& part = {}) {
     attention_result result;
     result.out.assign(static_cast<std::size_t>(ask.rows * ask.q_heads * ask.value_width), 0.0);
+    result.floor.assign(result.out.size(), 0.0);
     result.lse.assign(static_cast<std::size_t>(ask.rows * ask.q_heads), minus_infinity);
     result.score_rounding.assign(result.lse.size(), 0.0);
     for (std::int64_t row = 0; row < ask.rows; ++row) {
