@@ -14,6 +14,9 @@
 #include <ctxpar/core/error.hpp>
 
 #include "attention_fit.hpp"
+#include "host_rank.hpp"
+#include "layers.hpp"
+#include "measure_weights.hpp"
 
 namespace {
 
@@ -188,6 +191,44 @@ TEST_CASE("a pool gives its memory in turn and holds bf16 numbers") {
     CHECK(demo::four_numbers(1, 2) != demo::four_numbers(2, 1));
 }
 
+TEST_CASE("a projection is the one added in double, for every number of rows") {
+    demo::number_pool pool(std::size_t{4} << 20);
+    const auto* const weights = reinterpret_cast<const ctxpar::bf16*>(pool.data());
+    for (std::int64_t rows = 1; rows <= demo::projection::most_rows; ++rows) {
+        INFO(rows);
+        const demo::projection all{rows, 96, 48};
+        const std::vector<ctxpar::bf16> numbers = demo::rows_to_project(all);
+        const std::vector<float> wide(numbers.begin(), numbers.end());
+        const std::vector<double> right = demo::projected(all, weights, numbers.data());
+        std::vector<float> out(static_cast<std::size_t>(rows * all.outputs), -1.0F);
+        demo::project_on_host(all, weights, wide.data(), out.data());
+        CHECK(demo::distance(out, right) <= demo::most_projection_error);
+        out.back() += 1;
+        CHECK(demo::distance(out, right) > 1e-3);
+    }
+    // Small enough to be added by hand.
+    std::vector<ctxpar::bf16> w(16 * 32), x(2 * 32);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = ctxpar::bf16(i < 32 ? 1.0F : -2.0F);
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] = ctxpar::bf16(static_cast<float>(i / 32));
+    const std::vector<double> sums = demo::projected({2, 32, 16}, w.data(), x.data());
+    CHECK(sums[3] == 3 * 32);
+    CHECK(sums[16 + 5] == -2 * 5 * 32);
+}
+
+TEST_CASE("weights are as fast as reading more of them takes longer, and a wrong product is refused") {
+    ctxpar::run_local_ranks(2, {}, [](ctxpar::local_communicator& world) {
+        demo::host_rank own(world);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{8} << 20);
+        demo::effort how{3, 500, true};
+        const double rate = demo::measure_weights(ranks, {false, 16, 4}, pool, how);
+        CHECK(rate > 1);
+        const double few = demo::projection_us(ranks, {3, 256, 256}, pool, how, true);
+        CHECK(few > 0);
+        CHECK(demo::projection_us(ranks, {3, 256, 4096}, pool, how, false) > 2 * few);
+    });
+}
+
 TEST_CASE("a thread's own work is part of the host's") {
     const double host = demo::host_seconds(), own = demo::thread_seconds();
     for (const double end = demo::now_us() + 100'000; demo::now_us() < end;) {
@@ -200,7 +241,8 @@ TEST_CASE("a thread's own work is part of the host's") {
 
 TEST_CASE("times are those of the slowest rank, on all") {
     ctxpar::run_local_ranks(3, {}, [](ctxpar::local_communicator& world) {
-        demo::team<ctxpar::local_communicator> ranks(world);
+        demo::host_rank own(world);
+        demo::team ranks(own);
         CHECK(ranks.largest(world.rank() == 1 ? 7 : world.rank()) == 7);
         CHECK(ranks.sum(world.rank() + 1) == 6);
         const double us = ranks.time([&] {
@@ -228,6 +270,7 @@ TEST_CASE("layers of ranks that share the keys are those of one rank, and a toke
             const auto shared = demo::make_layers(model, all, ctxpar::merge_kind::ag_ar, pool, &world);
             demo::first_step(*shared, pool);
             CHECK(demo::distance(shared->output(), whole->output()) <= demo::most_error);
+            CHECK(demo::distance(shared->output(), whole->output()) > 0); // the ranks did add in another order
             demo::number_pool other(std::size_t{8} << 20);
             shared->fill(other.data());
             shared->decode(other.data());
@@ -253,6 +296,11 @@ TEST_CASE("a small calibration is one that can be read, and its results are righ
     CHECK(status == 0);
     CHECK_NOTHROW(demo::calibration_text(report->file));
     CHECK(report->file.layers == 3);
+    CHECK(report->file.ranks == 4);
+    CHECK(report->file.transport == "local");
+    CHECK(report->file.backend == "cpu");
+    CHECK(report->file.device == demo::processor_name());
+    CHECK(report->file.costs.weight_bytes_per_us > 0);
     CHECK(report->file.kv_heads == 2);
     CHECK(report->file.model.bytes_per_token == 2 * 2 * 256);
     std::set<std::pair<ctxpar::collective_op, std::int32_t>> found;
