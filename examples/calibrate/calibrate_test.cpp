@@ -8,12 +8,14 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
 #include <ctxpar/core/error.hpp>
 
 #include "attention_fit.hpp"
+#include "costs.hpp"
 #include "host_rank.hpp"
 #include "layers.hpp"
 #include "measure_weights.hpp"
@@ -58,6 +60,79 @@ ctxpar::machine_costs machine(double serial) {
     costs.merge_bytes_per_us = 1;
     return costs;
 }
+
+// A machine whose clock is what its calls say they take: 50 bytes/us to other ranks, 100 of weights.
+double& clock_us() {
+    thread_local double us = 0;
+    return us;
+}
+
+class clocked_communicator {
+public:
+    using stream_type = ctxpar::host_stream;
+    static constexpr bool reproducible = true;
+
+    explicit clocked_communicator(ctxpar::local_communicator& world) : world_(world) {}
+    int rank() const { return world_.rank(); }
+    int size() const { return world_.size(); }
+    void check() { world_.check(); }
+    void wait(stream_type stream) { world_.wait(stream); }
+    std::uint64_t bytes_sent() const { return world_.bytes_sent(); }
+    ctxpar::check_level checks() const { return world_.checks(); }
+    void agree(std::uint64_t digest, const char* what, stream_type stream) { world_.agree(digest, what, stream); }
+    void all_gather(const void* send, void* recv, std::size_t bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_gather(send, recv, bytes, stream, note);
+        spend(3, bytes);
+    }
+    void all_to_all(const void* send, void* recv, std::size_t bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_to_all(send, recv, bytes, stream, note);
+        spend(4, bytes);
+    }
+    void all_to_all(const void* send, std::span<const std::size_t> send_bytes, void* recv,
+                    std::span<const std::size_t> recv_bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_to_all(send, send_bytes, recv, recv_bytes, stream, note);
+    }
+    void reduce_scatter(const void*, void*, std::size_t count, ctxpar::scalar_type, stream_type,
+                        ctxpar::collective_note) {
+        spend(5, count * sizeof(float));
+    }
+    // Parts of the sum, and the sums.
+    void all_reduce(const void*, void*, std::size_t count, ctxpar::scalar_type, stream_type, ctxpar::collective_note) {
+        spend(6, 2 * count * sizeof(float) / static_cast<std::size_t>(size()));
+    }
+
+private:
+    void spend(double us, std::size_t bytes) { clock_us() += us + static_cast<double>(bytes) * (size() - 1) / 50; }
+    ctxpar::local_communicator& world_;
+};
+static_assert(ctxpar::reducing_communicator<clocked_communicator>);
+
+struct clocked_kind : demo::host_kind<clocked_communicator> {
+    static inline thread_local float wrong_by = 0;
+    static void project(const demo::projection& all, const ctxpar::bf16* weights, const float* rows, float* out,
+                        stream_type) {
+        demo::project_on_host(all, weights, rows, out);
+        *out *= 1 + wrong_by;
+        clock_us() += 7 + static_cast<double>(2 * all.inputs * all.outputs) / 100;
+    }
+};
+
+class clocked_rank {
+public:
+    using kind = clocked_kind;
+    explicit clocked_rank(clocked_communicator& comm) : comm_(comm) {}
+    int rank() const { return comm_.rank(); }
+    int size() const { return comm_.size(); }
+    clocked_communicator& comm() { return comm_; }
+    static ctxpar::host_stream stream() { return {}; }
+    void tell(const double& own, double* all) { comm_.all_gather(&own, all, sizeof(own), {}, {"a measured time"}); }
+    void begin() { begin_ = clock_us(); }
+    double end_us() const { return clock_us() - begin_; }
+
+private:
+    clocked_communicator& comm_;
+    double begin_ = 0;
+};
 
 std::string code_of(const demo::calibration_task& task) {
     try {
@@ -215,17 +290,52 @@ TEST_CASE("a projection is the one added in double, for every number of rows") {
     CHECK(sums[16 + 5] == -2 * 5 * 32);
 }
 
-TEST_CASE("weights are as fast as reading more of them takes longer, and a wrong product is refused") {
+TEST_CASE("weights are as fast as reading more of them takes longer, whatever a call costs") {
     ctxpar::run_local_ranks(2, {}, [](ctxpar::local_communicator& world) {
-        demo::host_rank own(world);
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
         demo::team ranks(own);
         demo::number_pool pool(std::size_t{8} << 20);
-        demo::effort how{3, 500, true};
-        const double rate = demo::measure_weights(ranks, {false, 16, 4}, pool, how);
-        CHECK(rate > 1);
-        const double few = demo::projection_us(ranks, {3, 256, 256}, pool, how, true);
-        CHECK(few > 0);
-        CHECK(demo::projection_us(ranks, {3, 256, 4096}, pool, how, false) > 2 * few);
+        const demo::effort how{1, 100, true};
+        CHECK(close(demo::measure_weights(ranks, {false, 8, 2}, pool, how), 100));
+        CHECK(close(demo::measure_weights(ranks, {false, 1024, 2}, pool, how), 100)); // more than the pool has room for
+    });
+}
+
+TEST_CASE("a product that is wrong on one rank is refused on all") {
+    std::atomic<int> refused{0};
+    ctxpar::run_local_ranks(3, {}, [&](ctxpar::local_communicator& world) {
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{2} << 20);
+        const demo::effort how{1, 100, true};
+        CHECK_NOTHROW(demo::projection_us(ranks, {3, 64, 64}, pool, how, true));
+        clocked_kind::wrong_by = world.rank() == 1 ? 0.5F : 0;
+        try {
+            demo::projection_us(ranks, {3, 64, 64}, pool, how, true);
+        } catch (const ctxpar::config_error& error) {
+            refused += error.code() == "result" ? 1 : 0;
+        }
+        clocked_kind::wrong_by = 0;
+    });
+    CHECK(refused == 3);
+}
+
+TEST_CASE("collectives that take what the model says are found again, in bytes to each other rank") {
+    ctxpar::run_local_ranks(4, {}, [](ctxpar::local_communicator& world) {
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{2} << 20);
+        const std::vector<ctxpar::collective_cost> costs = demo::measure_collectives(ranks, pool, {1, 100, true});
+        REQUIRE(costs.size() == 4);
+        for (std::size_t i = 0; i < costs.size(); ++i) {
+            CHECK(costs[i].op == static_cast<ctxpar::collective_op>(i));
+            CHECK(costs[i].size == 4);
+            CHECK(close(costs[i].call_us, 3 + static_cast<double>(i)));
+            CHECK(close(costs[i].bytes_per_us, 50));
+        }
     });
 }
 
