@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "calibrate/costs.hpp"
+#include "calibrate/host_rank.hpp"
 #include "calibrate/over_ranks.hpp"
 #include "grid.hpp"
 
@@ -32,7 +33,8 @@ template <ctxpar::communicator C>
 measured measure(C& world, const demo::effort& how, std::size_t pool_bytes) {
     demo::keep_to_core(world.rank());
     demo::number_pool pool(pool_bytes);
-    demo::team<C> ranks(world);
+    demo::host_rank<C> own_rank(world);
+    demo::team ranks(own_rank);
     measured found;
     (void)ranks.largest(0);
     const double begin = demo::now_us(), of_host = demo::host_seconds(), own = demo::thread_seconds();

@@ -1,6 +1,5 @@
 #include "calibrate.hpp"
 
-#include <algorithm>
 #include <cstddef>
 
 #include <fmt/format.h>
@@ -8,39 +7,31 @@
 #include <ctxpar/backend/cpu.hpp>
 #include <ctxpar/core/error.hpp>
 
+#include "calibrate_gpus.hpp"
+#include "host_rank.hpp"
+#include "measure_task.hpp"
 #include "over_ranks.hpp"
 
 namespace demo {
 namespace {
 
-std::vector<requests> steps_to_check(const effort& how) {
-    if (how.tiny) return {{{1, 90}}};
-    requests uneven(6, {1, 400});
-    uneven.push_back({1, 12000});
-    return {{{1, 1500}}, {{1, 6000}}, {{8, 2500}}, requests(5, {1, 800}), uneven};
-}
-
 template <ctxpar::communicator C>
-calibration_report calibrate_on(C& world, const calibration_task& task, std::size_t pool_bytes) {
+calibration_report calibrate_on_cores(C& world, const calibration_task& task, std::size_t pool_bytes) {
     keep_to_core(world.rank());
+    host_rank<C> own(world);
     number_pool pool(pool_bytes);
-    team<C> ranks(world);
-    calibration_report report;
-    calibration& file = report.file;
-    file.transport = task.transport;
-    file.costs = measure_costs(ranks, task.model, pool, task.how);
-    file.machine = fmt::format("{}, {} instructions, {} ranks of one thread", processor_name(),
-                               ctxpar::cpu::name_of(ctxpar::cpu::default_isa()), world.size());
-    file.attention = task.model.attention();
-    file.kv_heads = task.model.kv_heads;
-    file.layers = task.layers;
-    file.model = task.model.shape();
-    for (const requests& what : steps_to_check(task.how))
-        report.checked.push_back({what, measure_ways(ranks, task.model, what, pool, task.how, file.costs)});
+    calibration_report report = measure_task(own, task, pool);
+    report.file.device = processor_name();
+    report.file.machine = fmt::format("{}, {} instructions, {} ranks of one thread", processor_name(),
+                                      ctxpar::cpu::name_of(ctxpar::cpu::default_isa()), world.size());
     return report;
 }
 
 } // namespace
+
+bool on_gpus(const calibration_task& task) {
+    return task.transport == "nccl" || task.transport == "local_cuda";
+}
 
 void check_task(const calibration_task& task) {
     constexpr std::int64_t most_ranks = 64, most_heads = 1024;
@@ -56,14 +47,16 @@ void check_task(const calibration_task& task) {
                     " KV heads; mla has 1");
     ctxpar::require(task.layers >= 1 && task.layers <= most_heads, "usage", "there are ", task.layers,
                     " layers; there must be from 1 to ", most_heads);
+    if (on_gpus(task)) check_gpus(task);
 }
 
 std::optional<calibration_report> calibrate(const calibration_task& task, int& status) {
     check_task(task);
-    const std::size_t pool_bytes = pool_size(task.how, task.ranks);
+    const std::size_t pool_bytes = on_gpus(task) ? 0 : pool_size(task.how, task.ranks);
     std::optional<calibration_report> report;
     status = over_ranks(task.program, task.transport, static_cast<int>(task.ranks), [&](auto& world) {
-        calibration_report own = calibrate_on(world, task, pool_bytes);
+        calibration_report own =
+            on_gpus(task) ? calibrate_on_gpus(world, task) : calibrate_on_cores(world, task, pool_bytes);
         if (world.rank() == 0) report = std::move(own);
     });
     if (status != 0) report.reset();

@@ -8,12 +8,17 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
 #include <ctxpar/core/error.hpp>
 
 #include "attention_fit.hpp"
+#include "costs.hpp"
+#include "host_rank.hpp"
+#include "layers.hpp"
+#include "measure_weights.hpp"
 
 namespace {
 
@@ -55,6 +60,79 @@ ctxpar::machine_costs machine(double serial) {
     costs.merge_bytes_per_us = 1;
     return costs;
 }
+
+// A machine whose clock is what its calls say they take: 50 bytes/us to other ranks, 100 of weights.
+double& clock_us() {
+    thread_local double us = 0;
+    return us;
+}
+
+class clocked_communicator {
+public:
+    using stream_type = ctxpar::host_stream;
+    static constexpr bool reproducible = true;
+
+    explicit clocked_communicator(ctxpar::local_communicator& world) : world_(world) {}
+    int rank() const { return world_.rank(); }
+    int size() const { return world_.size(); }
+    void check() { world_.check(); }
+    void wait(stream_type stream) { world_.wait(stream); }
+    std::uint64_t bytes_sent() const { return world_.bytes_sent(); }
+    ctxpar::check_level checks() const { return world_.checks(); }
+    void agree(std::uint64_t digest, const char* what, stream_type stream) { world_.agree(digest, what, stream); }
+    void all_gather(const void* send, void* recv, std::size_t bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_gather(send, recv, bytes, stream, note);
+        spend(3, bytes);
+    }
+    void all_to_all(const void* send, void* recv, std::size_t bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_to_all(send, recv, bytes, stream, note);
+        spend(4, bytes);
+    }
+    void all_to_all(const void* send, std::span<const std::size_t> send_bytes, void* recv,
+                    std::span<const std::size_t> recv_bytes, stream_type stream, ctxpar::collective_note note) {
+        world_.all_to_all(send, send_bytes, recv, recv_bytes, stream, note);
+    }
+    void reduce_scatter(const void*, void*, std::size_t count, ctxpar::scalar_type, stream_type,
+                        ctxpar::collective_note) {
+        spend(5, count * sizeof(float));
+    }
+    // Parts of the sum, and the sums.
+    void all_reduce(const void*, void*, std::size_t count, ctxpar::scalar_type, stream_type, ctxpar::collective_note) {
+        spend(6, 2 * count * sizeof(float) / static_cast<std::size_t>(size()));
+    }
+
+private:
+    void spend(double us, std::size_t bytes) { clock_us() += us + static_cast<double>(bytes) * (size() - 1) / 50; }
+    ctxpar::local_communicator& world_;
+};
+static_assert(ctxpar::reducing_communicator<clocked_communicator>);
+
+struct clocked_kind : demo::host_kind<clocked_communicator> {
+    static inline thread_local float wrong_by = 0;
+    static void project(const demo::projection& all, const ctxpar::bf16* weights, const float* rows, float* out,
+                        stream_type) {
+        demo::project_on_host(all, weights, rows, out);
+        *out *= 1 + wrong_by;
+        clock_us() += 7 + static_cast<double>(2 * all.inputs * all.outputs) / 100;
+    }
+};
+
+class clocked_rank {
+public:
+    using kind = clocked_kind;
+    explicit clocked_rank(clocked_communicator& comm) : comm_(comm) {}
+    int rank() const { return comm_.rank(); }
+    int size() const { return comm_.size(); }
+    clocked_communicator& comm() { return comm_; }
+    static ctxpar::host_stream stream() { return {}; }
+    void tell(const double& own, double* all) { comm_.all_gather(&own, all, sizeof(own), {}, {"a measured time"}); }
+    void begin() { begin_ = clock_us(); }
+    double end_us() const { return clock_us() - begin_; }
+
+private:
+    clocked_communicator& comm_;
+    double begin_ = 0;
+};
 
 std::string code_of(const demo::calibration_task& task) {
     try {
@@ -188,6 +266,79 @@ TEST_CASE("a pool gives its memory in turn and holds bf16 numbers") {
     CHECK(demo::four_numbers(1, 2) != demo::four_numbers(2, 1));
 }
 
+TEST_CASE("a projection is the one added in double, for every number of rows") {
+    demo::number_pool pool(std::size_t{4} << 20);
+    const auto* const weights = reinterpret_cast<const ctxpar::bf16*>(pool.data());
+    for (std::int64_t rows = 1; rows <= demo::projection::most_rows; ++rows) {
+        INFO(rows);
+        const demo::projection all{rows, 96, 48};
+        const std::vector<ctxpar::bf16> numbers = demo::rows_to_project(all);
+        const std::vector<float> wide(numbers.begin(), numbers.end());
+        const std::vector<double> right = demo::projected(all, weights, numbers.data());
+        std::vector<float> out(static_cast<std::size_t>(rows * all.outputs), -1.0F);
+        demo::project_on_host(all, weights, wide.data(), out.data());
+        CHECK(demo::distance(out, right) <= demo::most_projection_error);
+        out.back() += 1;
+        CHECK(demo::distance(out, right) > 1e-3);
+    }
+    // Small enough to be added by hand.
+    std::vector<ctxpar::bf16> w(16 * 32), x(2 * 32);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = ctxpar::bf16(i < 32 ? 1.0F : -2.0F);
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] = ctxpar::bf16(static_cast<float>(i / 32));
+    const std::vector<double> sums = demo::projected({2, 32, 16}, w.data(), x.data());
+    CHECK(sums[3] == 3 * 32);
+    CHECK(sums[16 + 5] == -2 * 5 * 32);
+}
+
+TEST_CASE("weights are as fast as reading more of them takes longer, whatever a call costs") {
+    ctxpar::run_local_ranks(2, {}, [](ctxpar::local_communicator& world) {
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{8} << 20);
+        const demo::effort how{1, 100, true};
+        CHECK(close(demo::measure_weights(ranks, {false, 8, 2}, pool, how), 100));
+        CHECK(close(demo::measure_weights(ranks, {false, 1024, 2}, pool, how), 100)); // more than the pool has room for
+    });
+}
+
+TEST_CASE("a product that is wrong on one rank is refused on all") {
+    std::atomic<int> refused{0};
+    ctxpar::run_local_ranks(3, {}, [&](ctxpar::local_communicator& world) {
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{2} << 20);
+        const demo::effort how{1, 100, true};
+        CHECK_NOTHROW(demo::projection_us(ranks, {3, 64, 64}, pool, how, true));
+        clocked_kind::wrong_by = world.rank() == 1 ? 0.5F : 0;
+        try {
+            demo::projection_us(ranks, {3, 64, 64}, pool, how, true);
+        } catch (const ctxpar::config_error& error) {
+            refused += error.code() == "result" ? 1 : 0;
+        }
+        clocked_kind::wrong_by = 0;
+    });
+    CHECK(refused == 3);
+}
+
+TEST_CASE("collectives that take what the model says are found again, in bytes to each other rank") {
+    ctxpar::run_local_ranks(4, {}, [](ctxpar::local_communicator& world) {
+        clocked_communicator comm(world);
+        clocked_rank own(comm);
+        demo::team ranks(own);
+        demo::number_pool pool(std::size_t{2} << 20);
+        const std::vector<ctxpar::collective_cost> costs = demo::measure_collectives(ranks, pool, {1, 100, true});
+        REQUIRE(costs.size() == 4);
+        for (std::size_t i = 0; i < costs.size(); ++i) {
+            CHECK(costs[i].op == static_cast<ctxpar::collective_op>(i));
+            CHECK(costs[i].size == 4);
+            CHECK(close(costs[i].call_us, 3 + static_cast<double>(i)));
+            CHECK(close(costs[i].bytes_per_us, 50));
+        }
+    });
+}
+
 TEST_CASE("a thread's own work is part of the host's") {
     const double host = demo::host_seconds(), own = demo::thread_seconds();
     for (const double end = demo::now_us() + 100'000; demo::now_us() < end;) {
@@ -200,7 +351,8 @@ TEST_CASE("a thread's own work is part of the host's") {
 
 TEST_CASE("times are those of the slowest rank, on all") {
     ctxpar::run_local_ranks(3, {}, [](ctxpar::local_communicator& world) {
-        demo::team<ctxpar::local_communicator> ranks(world);
+        demo::host_rank own(world);
+        demo::team ranks(own);
         CHECK(ranks.largest(world.rank() == 1 ? 7 : world.rank()) == 7);
         CHECK(ranks.sum(world.rank() + 1) == 6);
         const double us = ranks.time([&] {
@@ -228,6 +380,7 @@ TEST_CASE("layers of ranks that share the keys are those of one rank, and a toke
             const auto shared = demo::make_layers(model, all, ctxpar::merge_kind::ag_ar, pool, &world);
             demo::first_step(*shared, pool);
             CHECK(demo::distance(shared->output(), whole->output()) <= demo::most_error);
+            CHECK(demo::distance(shared->output(), whole->output()) > 0); // the ranks did add in another order
             demo::number_pool other(std::size_t{8} << 20);
             shared->fill(other.data());
             shared->decode(other.data());
@@ -253,6 +406,11 @@ TEST_CASE("a small calibration is one that can be read, and its results are righ
     CHECK(status == 0);
     CHECK_NOTHROW(demo::calibration_text(report->file));
     CHECK(report->file.layers == 3);
+    CHECK(report->file.ranks == 4);
+    CHECK(report->file.transport == "local");
+    CHECK(report->file.backend == "cpu");
+    CHECK(report->file.device == demo::processor_name());
+    CHECK(report->file.costs.weight_bytes_per_us > 0);
     CHECK(report->file.kv_heads == 2);
     CHECK(report->file.model.bytes_per_token == 2 * 2 * 256);
     std::set<std::pair<ctxpar::collective_op, std::int32_t>> found;

@@ -19,15 +19,7 @@ void predict(const ctxpar::machine_costs& costs, const model_dims& model, const 
 }
 
 double distance(const std::vector<float>& got, const std::vector<float>& wanted) {
-    if (got.size() != wanted.size()) return 1;
-    double apart = 0, all = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-        const double off = static_cast<double>(got[i]) - static_cast<double>(wanted[i]);
-        apart += off * off;
-        all += static_cast<double>(wanted[i]) * static_cast<double>(wanted[i]);
-    }
-    const double error = std::sqrt(apart / all);
-    return error <= 1 ? error : 1; // of numbers that are none too
+    return distance(got, std::vector<double>(wanted.begin(), wanted.end()));
 }
 
 } // namespace demo

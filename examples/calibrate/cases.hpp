@@ -36,17 +36,19 @@ double distance(const std::vector<float>& got, const std::vector<float>& wanted)
 // config_error "result" on all ranks where a result is not that of one rank alone.
 inline constexpr double most_error = 5e-6;
 
-template <ctxpar::communicator C>
-way_times measure_ways(team<C>& ranks, const model_dims& model, const requests& all, number_pool& pool,
+template <class Rank>
+way_times measure_ways(team<Rank>& ranks, const model_dims& model, const requests& all, typename Rank::kind::pool& pool,
                        const effort& how, const ctxpar::machine_costs& costs) {
+    using communicator = typename Rank::kind::communicator;
+    const auto stream = ranks.own().stream();
     way_times found;
     predict(costs, model, all, ranks.size(), found);
     std::array<std::unique_ptr<rank_layers>, num_ways> ways;
     {
-        const auto whole = make_layers<C>(model, all, merge_kinds[0], pool, nullptr);
+        const auto whole = make_layers<communicator>(model, all, merge_kinds[0], pool, nullptr, stream);
         first_step(*whole, pool);
         for (std::size_t way = 1; way < num_ways; ++way) {
-            ways[way] = make_layers<C>(model, all, merge_kinds[way - 1], pool, &ranks.world());
+            ways[way] = make_layers(model, all, merge_kinds[way - 1], pool, &ranks.own().comm(), stream);
             first_step(*ways[way], pool);
             found.error = std::max(found.error, ranks.largest(distance(ways[way]->output(), whole->output())));
         }
@@ -54,7 +56,7 @@ way_times measure_ways(team<C>& ranks, const model_dims& model, const requests& 
     ctxpar::require(found.error <= most_error, "result", "the ranks together are off by ",
                     std::to_string(found.error * 1e6), " millionths of one rank's result; at most 5 are legal");
     const requests own = spread_requests(all, ranks.size())[static_cast<std::size_t>(ranks.rank())];
-    if (!own.empty()) ways[0] = make_layers<C>(model, own, merge_kinds[0], pool, nullptr);
+    if (!own.empty()) ways[0] = make_layers<communicator>(model, own, merge_kinds[0], pool, nullptr, stream);
 
     const double guess = *std::max_element(found.predicted_us.begin(), found.predicted_us.end());
     found.layers = how.tiny ? 2 : std::clamp<std::int64_t>(static_cast<std::int64_t>(how.sample_us * 2 / guess), 2, 32);

@@ -1,18 +1,14 @@
 // Layers of ranks that are threads of one process.
-#include <ctxpar/attention/gqa.hpp>
-#include <ctxpar/attention/mla.hpp>
-
+#include "host_rank.hpp"
 #include "layers_of.hpp"
 
 namespace demo {
 
 template <>
 std::unique_ptr<rank_layers> make_layers(const model_dims& model, const requests& all, ctxpar::merge_kind merge,
-                                         const number_pool& pool, ctxpar::local_communicator* kv) {
-    using C = ctxpar::local_communicator;
-    if (model.latent)
-        return std::make_unique<layers_of<ctxpar::mla<ctxpar::bf16, 512, 64>, C>>(model, all, merge, pool, kv);
-    return std::make_unique<layers_of<ctxpar::gqa<ctxpar::bf16, 128>, C>>(model, all, merge, pool, kv);
+                                         const memory_in_turn& pool, ctxpar::local_communicator* kv,
+                                         ctxpar::host_stream stream) {
+    return make_layers_of<host_kind<ctxpar::local_communicator>>(model, all, merge, pool, kv, stream);
 }
 
 } // namespace demo

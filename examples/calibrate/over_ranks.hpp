@@ -6,6 +6,7 @@
 
 #include <ctxpar/comm/local.hpp>
 
+#include "common/launched.hpp"
 #ifdef DEMO_WITH_MPI
 #include "common/processes.hpp"
 #else
@@ -14,12 +15,17 @@
 
 namespace demo {
 
-// fn(communicator) on each of so many ranks, which are threads ("local") or processes ("mpi"). Returns the exit status,
-// 0 where all went well; a local rank's exception is thrown, one of a process is said on standard error. config_error
-// "comm" for mpi where the program was built without.
+// Whether ranks are processes: with mpi, and with nccl where MPI has started several.
+inline bool over_processes(const std::string& transport) {
+    return transport == "mpi" || (transport == "nccl" && started_as_processes());
+}
+
+// fn(communicator) on each of so many ranks, which are threads or processes; the communicator joins them on the host.
+// Returns the exit status, 0 where all went well; a thread's exception is thrown, one of a process is said on standard
+// error. config_error "comm" for processes where the program was built without MPI.
 template <class Fn>
 int over_ranks(const std::string& program, const std::string& transport, int ranks, const Fn& fn) {
-    if (transport == "local") {
+    if (!over_processes(transport)) {
         ctxpar::run_local_ranks(ranks, {std::chrono::minutes(30)}, fn);
         return 0;
     }

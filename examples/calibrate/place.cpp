@@ -72,19 +72,35 @@ std::uint64_t four_numbers(std::uint64_t stream, std::uint64_t index) {
     return (mixed(mixed(stream) + index) & 0x80ff80ff80ff80ffU) + 0x3e803e803e803e80U;
 }
 
-number_pool::number_pool(std::size_t bytes) : bytes_(bytes), mapped_bytes_(bytes + huge_page) {
-    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped_ == MAP_FAILED) throw std::bad_alloc();
-    const auto at = reinterpret_cast<std::uintptr_t>(mapped_);
-    data_ = static_cast<std::byte*>(mapped_) + ((at + huge_page - 1) / huge_page * huge_page - at);
-    madvise(data_, bytes, MADV_HUGEPAGE); // advice only
+void fill_with_numbers(std::byte* data, std::size_t bytes) {
     for (std::size_t i = 0; i < bytes / sizeof(std::uint64_t); ++i) {
         const std::uint64_t word = four_numbers(0, i);
-        std::memcpy(data_ + i * sizeof(word), &word, sizeof(word));
+        std::memcpy(data + i * sizeof(word), &word, sizeof(word));
     }
 }
 
-std::byte* number_pool::next(std::size_t bytes) {
+number_pool::mapping number_pool::map(std::size_t bytes) {
+    const mapping made{
+        mmap(nullptr, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+        bytes + huge_page};
+    if (made.at == MAP_FAILED) throw std::bad_alloc();
+    return made;
+}
+
+std::byte* number_pool::first_page(const mapping& mapped) {
+    const auto at = reinterpret_cast<std::uintptr_t>(mapped.at);
+    return static_cast<std::byte*>(mapped.at) + ((at + huge_page - 1) / huge_page * huge_page - at);
+}
+
+number_pool::number_pool(std::size_t bytes) : number_pool(map(bytes), bytes) {}
+
+number_pool::number_pool(const mapping& mapped, std::size_t bytes)
+    : memory_in_turn(first_page(mapped), bytes), mapped_(mapped) {
+    madvise(data(), bytes, MADV_HUGEPAGE); // advice only
+    fill_with_numbers(data(), bytes);
+}
+
+std::byte* memory_in_turn::next(std::size_t bytes) {
     if (bytes > bytes_ - next_) next_ = 0;
     std::byte* const at = data_ + next_;
     next_ += bytes;
@@ -92,7 +108,7 @@ std::byte* number_pool::next(std::size_t bytes) {
 }
 
 void number_pool::read_through() {
-    const std::size_t bytes = std::min(bytes_, core_cache);
+    const std::size_t bytes = std::min(this->bytes(), core_cache);
     const std::byte* const at = next(bytes);
     for (std::size_t i = 0; i + sizeof(std::uint64_t) <= bytes; i += cache_line) {
         std::uint64_t word = 0;
@@ -102,7 +118,7 @@ void number_pool::read_through() {
 }
 
 number_pool::~number_pool() {
-    munmap(mapped_, mapped_bytes_);
+    munmap(mapped_.at, mapped_.bytes);
 }
 
 } // namespace demo

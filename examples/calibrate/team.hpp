@@ -6,41 +6,39 @@
 #include <numeric>
 #include <vector>
 
-#include <ctxpar/comm/communicator.hpp>
-
 #include "fit.hpp"
-#include "place.hpp"
 
 namespace demo {
 
-template <ctxpar::communicator C>
+// Rank is host_rank or device_rank.
+template <class Rank>
 class team {
 public:
-    explicit team(C& world) : world_(world), all_(static_cast<std::size_t>(world.size())) {}
+    explicit team(Rank& own) : own_(own), all_(static_cast<std::size_t>(own.size())) {}
 
-    C& world() { return world_; }
-    int rank() const { return world_.rank(); }
-    int size() const { return world_.size(); }
+    Rank& own() { return own_; }
+    int rank() const { return own_.rank(); }
+    int size() const { return own_.size(); }
 
     // The largest of what the ranks have. All ranks call it.
     double largest(double own) {
-        world_.all_gather(&own, all_.data(), sizeof(own), {}, {"a measured time"});
+        own_.tell(own, all_.data());
         return *std::max_element(all_.begin(), all_.end());
     }
 
     // Of what the ranks have. All ranks call it.
     double sum(double own) {
-        world_.all_gather(&own, all_.data(), sizeof(own), {}, {"a measured time"});
+        own_.tell(own, all_.data());
         return std::accumulate(all_.begin(), all_.end(), 0.0);
     }
 
-    // How long fn() takes the slowest rank, all of which begin together.
+    // How long fn(), and the work it gives to a device, takes the slowest rank, all of which begin together.
     template <class Fn>
     double time(const Fn& fn) {
         (void)largest(0);
-        const double begin = now_us();
+        own_.begin();
         fn();
-        return largest(now_us() - begin);
+        return largest(own_.end_us());
     }
 
     // The median of several times, of each of some alternatives that take turns; the first round is not counted.
@@ -58,7 +56,7 @@ public:
     }
 
 private:
-    C& world_;
+    Rank& own_;
     std::vector<double> all_;
 };
 

@@ -20,7 +20,7 @@ namespace {
 using json = nlohmann::ordered_json;
 using names = std::vector<std::string>;
 
-constexpr std::int64_t version = 1;
+constexpr std::int64_t version = 2;
 constexpr std::int64_t most = std::int64_t{1} << 20;        // of any whole number
 constexpr std::uintmax_t most_bytes = std::size_t{1} << 20; // of a file
 
@@ -70,8 +70,9 @@ std::string entry_key(std::size_t index) {
 
 // What holds for a file to be written as for one that was read.
 void check_values(const file_of& file, const calibration& value) {
-    file.one_of("transport", value.transport, {"local", "mpi", "nccl"});
+    file.one_of("transport", value.transport, {"local", "mpi", "nccl", "local_cuda"});
     file.one_of("backend", value.backend, {"cpu", "cuda"});
+    file.whole("ranks", value.ranks, 2);
     const ctxpar::machine_costs& costs = value.costs;
     file.rate("costs.read_bytes_per_us", costs.read_bytes_per_us);
     file.rate("costs.flops_per_us", costs.flops_per_us);
@@ -183,17 +184,20 @@ ctxpar::machine_costs costs_of(const file_of& file, const json& from) {
 calibration values_of(const file_of& file, const json& from) {
     // The version is looked at before all else: another one may have other keys.
     if (!from.is_object() || !from.contains("ctxpar_calibration"))
-        file.refuse("it has no ctxpar_calibration; it must be an object in which that is 1");
+        file.refuse("it has no ctxpar_calibration; it must be an object in which that is 2");
     if (const json& found = from.at("ctxpar_calibration"); !found.is_number_integer() || found != version)
         file.refuse("ctxpar_calibration", found.dump(),
                     fmt::format("{}, the version that this program reads", version));
-    const object whole(file, from, "", {"ctxpar_calibration", "transport", "backend", "machine", "costs", "model"});
+    const object whole(file, from, "",
+                       {"ctxpar_calibration", "transport", "backend", "device", "ranks", "machine", "costs", "model"});
     const object model(file, whole.at("model"), "model",
                        {"attention", "heads", "kv_heads", "query_width", "value_width", "bytes_per_token", "layers",
                         "partial_bytes", "output_bytes"});
     calibration value;
     value.transport = whole.text("transport");
     value.backend = whole.text("backend");
+    value.device = whole.text("device");
+    value.ranks = whole.whole("ranks");
     value.machine = whole.text("machine");
     value.costs = costs_of(file, whole.at("costs"));
     value.attention = model.text("attention");
@@ -251,6 +255,8 @@ std::string text_of(const file_of& file, const calibration& value) {
     const json whole = {{"ctxpar_calibration", version},
                         {"transport", value.transport},
                         {"backend", value.backend},
+                        {"device", value.device},
+                        {"ranks", value.ranks},
                         {"machine", value.machine},
                         {"costs",
                          {{"read_bytes_per_us", value.costs.read_bytes_per_us},
@@ -276,7 +282,7 @@ std::string text_of(const file_of& file, const calibration& value) {
     try {
         return whole.dump(1) + '\n';
     } catch (const json::exception&) {
-        file.refuse("machine is not UTF-8; it must be");
+        file.refuse("device or machine is not UTF-8; both must be");
     }
 }
 

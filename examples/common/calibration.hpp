@@ -1,7 +1,8 @@
 // What a machine was measured to take, and for which model, in a small file: written where it was measured, read where
 // the cost model chooses.
 //
-//   {"ctxpar_calibration": 1, "transport": "local" | "mpi" | "nccl", "backend": "cpu" | "cuda", "machine": any text,
+//   {"ctxpar_calibration": 2, "transport": "local" | "mpi" | "nccl" | "local_cuda", "backend": "cpu" | "cuda",
+//    "device": the processor or GPU as it calls itself, "ranks": that measured together, "machine": any text,
 //    "costs": {"read_bytes_per_us", "flops_per_us", "attend_us", "request_us", "row_numbers_per_us", "serial_share",
 //              "merge_bytes_per_us", "merge_us", "weight_bytes_per_us",
 //              "collectives": [{"op", "size", "call_us", "bytes_per_us"}, ...]},
@@ -23,7 +24,9 @@ namespace demo {
 struct calibration {
     std::string transport = "local";
     std::string backend = "cpu";
-    std::string machine; // for a person, in UTF-8
+    std::string device;     // what a rank computed on, by the name it gives itself, in UTF-8
+    std::int64_t ranks = 2; // that measured together
+    std::string machine;    // for a person, in UTF-8
     ctxpar::machine_costs costs;
     std::string attention = "gqa";
     std::int64_t kv_heads = 1; // of the model; heads are a multiple

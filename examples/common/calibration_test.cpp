@@ -44,6 +44,8 @@ calibration some() {
     calibration value;
     value.transport = "mpi";
     value.backend = "cuda";
+    value.device = "GPU \"0\"";
+    value.ranks = 5;
     value.machine = "two \"cores\", 2.6 GHz \xc2\xb5";
     value.costs.collectives = {{ctxpar::collective_op::all_to_all, 8, 1.0 / 3, 7777.0 / 3},
                                {ctxpar::collective_op::all_gather, 2, 0.1, 5e-324},
@@ -77,6 +79,8 @@ bool same_bits(double a, double b) {
 void check_same(const calibration& a, const calibration& b) {
     CHECK(a.transport == b.transport);
     CHECK(a.backend == b.backend);
+    CHECK(a.device == b.device);
+    CHECK(a.ranks == b.ranks);
     CHECK(a.machine == b.machine);
     CHECK(same_bits(a.costs.read_bytes_per_us, b.costs.read_bytes_per_us));
     CHECK(same_bits(a.costs.flops_per_us, b.costs.flops_per_us));
@@ -163,9 +167,11 @@ TEST_CASE("numbers come back bit for bit, and a file is put in the place of an o
     other.costs.collectives.clear();
     other.costs.weight_bytes_per_us = 0;
     other.costs.attend_us = 0;
-    other.transport = "nccl";
-    write_calibration(here.file(), other);
-    check_same(read_calibration(here.file()), other);
+    for (const char* const transport : {"local", "nccl", "local_cuda"}) {
+        other.transport = transport;
+        write_calibration(here.file(), other);
+        check_same(read_calibration(here.file()), other);
+    }
     CHECK(here.entries() == 1);
 }
 
@@ -185,6 +191,8 @@ TEST_CASE("every key must be there, once, and no other") {
     const folder here;
     const std::vector<std::string> keys = {"transport",
                                            "backend",
+                                           "device",
+                                           "ranks",
                                            "machine",
                                            "costs",
                                            "model",
@@ -236,9 +244,9 @@ TEST_CASE("three costs may be left out, for 0; all others of theirs hold") {
 
 TEST_CASE("another version is refused for that, whatever its keys are") {
     const folder here;
-    for (const std::string version : {"0", "2", "1.0", "\"1\"", "null", "18446744073709551617"}) {
+    for (const std::string version : {"0", "1", "3", "2.0", "\"2\"", "null", "18446744073709551618"}) {
         put(here.file(), "{\"ctxpar_calibration\": " + version + ", \"else\": []}");
-        CHECK(has_all(refusal([&] { read_calibration(here.file()); }), {here.file(), "ctxpar_calibration is", "be 1"}));
+        CHECK(has_all(refusal([&] { read_calibration(here.file()); }), {here.file(), "ctxpar_calibration is", "be 2"}));
     }
     for (const std::string text : {"{}", "[]", "3", "{\"transport\": \"mpi\"}"}) {
         put(here.file(), text);
@@ -254,13 +262,16 @@ TEST_CASE("words that are not known and values of another kind are refused by ke
         CHECK(has_all(sentence, parts));
         CHECK(has_all(sentence, {here.file()}));
     };
-    refused("\"mpi\"", "\"tcp\"", {"transport is \"tcp\"", "local, mpi, nccl"});
+    refused("\"mpi\"", "\"tcp\"", {"transport is \"tcp\"", "local, mpi, nccl, local_cuda"});
     refused("\"cuda\"", "\"rocm\"", {"backend is \"rocm\"", "cpu, cuda"});
     refused("\"mla\"", "\"mha\"", {"model.attention is \"mha\"", "gqa, mla"});
     refused("\"all_to_all\"", "\"broadcast\"",
             {"costs.collectives[0].op is \"broadcast\"", "all_gather, all_to_all, reduce_scatter, all_reduce"});
     refused("\"all_gather\"", "7", {"costs.collectives[1].op is 7", "a text"});
     refused("\"mpi\"", "1", {"transport is 1", "a text"});
+    refused("\"ranks\": 5", "\"ranks\": 1", {"ranks is 1", "from 2"});
+    refused("\"ranks\": 5", "\"ranks\": 2.5", {"ranks is 2.5", "whole number"});
+    refused("\"GPU \\\"0\\\"\"", "0", {"device is 0", "a text"});
     refused("\"heads\": 24", "\"heads\": 24.5", {"model.heads is 24.5", "whole number"});
     refused("\"heads\": 24", "\"heads\": 0", {"model.heads is 0", "from 1 to 1048576"});
     refused("\"heads\": 24", "\"heads\": -24", {"model.heads is -24"});
@@ -303,6 +314,8 @@ TEST_CASE("what can not be read would not be written") {
     refused([](calibration& c) { c.costs.serial_share = 1.25; }, {"costs.serial_share is 1.25", "from 0 to 1"});
     refused([](calibration& c) { c.transport = "nvlink"; }, {"transport", "nvlink"});
     refused([](calibration& c) { c.machine = "\xff"; }, {"machine is not UTF-8"});
+    refused([](calibration& c) { c.device = "\xff"; }, {"device or machine is not UTF-8"});
+    refused([](calibration& c) { c.ranks = 1; }, {"ranks is 1"});
     refused([](calibration& c) { c.layers = 0; }, {"model.layers is 0"});
     refused([](calibration& c) { c.kv_heads = -1; }, {"model.kv_heads is -1"});
     refused([](calibration& c) { c.model.query_width = 0; }, {"model.query_width is 0"});

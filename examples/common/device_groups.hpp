@@ -59,29 +59,29 @@ inline std::string host_name() {
 // "host GPU 0000:17:00.0", the device that is current on each rank.
 template <class World>
 std::vector<std::string> device_names(World& world) {
-    struct line {
+    struct name_text {
         char text[320];
     };
     int device = 0;
     char bus[32] = {};
     ctxpar::cuda::check(cudaGetDevice(&device), "cudaGetDevice");
     ctxpar::cuda::check(cudaDeviceGetPCIBusId(bus, sizeof(bus), device), "cudaDeviceGetPCIBusId");
-    line own{};
+    name_text own{};
     (host_name() + " GPU " + bus).copy(own.text, sizeof(own.text) - 1);
     std::vector<std::string> names;
-    for (const line& each : from_all(world, own, "names of devices")) names.emplace_back(each.text);
+    for (const name_text& each : from_all(world, own, "names of devices")) names.emplace_back(each.text);
     return names;
 }
 
 // Makes a GPU that of the calling thread, a rank of `world`; the ranks of a host take turns where it has fewer GPUs.
 template <class World>
 void use_device_of(World& world) {
-    struct line {
+    struct name_text {
         char text[256];
     };
-    line own{};
+    name_text own{};
     host_name().copy(own.text, sizeof(own.text) - 1);
-    const std::vector<line> hosts = from_all(world, own, "names of hosts");
+    const std::vector<name_text> hosts = from_all(world, own, "names of hosts");
     int before = 0; // ranks of this host
     for (int rank = 0; rank < world.rank(); ++rank)
         if (std::strcmp(hosts[static_cast<std::size_t>(rank)].text, own.text) == 0) ++before;
@@ -97,11 +97,12 @@ class device_world;
 template <>
 class device_world<ctxpar::local_cuda_communicator> {
 public:
-    device_world(ctxpar::local_communicator& world, const std::string&) {
+    device_world(ctxpar::local_communicator& world, const std::string&,
+                 ctxpar::check_level checks = ctxpar::check_level::basic) {
         std::unique_ptr<ctxpar::local_cuda_group> made;
         if (world.rank() == 0)
             made = std::make_unique<ctxpar::local_cuda_group>(world.size(),
-                                                              ctxpar::local_options{std::chrono::minutes(30)});
+                                                              ctxpar::local_options{std::chrono::minutes(30), checks});
         comm_.emplace(from_first(world, made.get())->rank(world.rank()));
         (void)from_first(world, 0); // all have theirs: the group may go
     }
@@ -117,7 +118,8 @@ template <>
 class device_world<ctxpar::nccl_communicator> {
 public:
     template <class World>
-    device_world(World& world, const std::string& id_file) {
+    device_world(World& world, const std::string& id_file, ctxpar::check_level checks = ctxpar::check_level::basic)
+        : how_{std::chrono::minutes(30), checks} {
         require_distinct_devices(device_names(world));
         ncclUniqueId id{};
         if (world.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -129,22 +131,22 @@ public:
         ncclComm_t handle = nullptr;
         check(ncclCommInitRank(&handle, world.size(), id, world.rank()), "ncclCommInitRank");
         handles_.emplace_back(handle);
-        comm_.emplace(handle, patient);
+        comm_.emplace(handle, how_);
     }
     std::optional<ctxpar::nccl_communicator> split(const ctxpar::rank_group& group) {
         const ncclComm_t part = comm_->split(static_cast<int>(group.color), static_cast<int>(group.key));
         handles_.emplace_back(part);
-        return std::optional<ctxpar::nccl_communicator>(std::in_place, part, patient);
+        return std::optional<ctxpar::nccl_communicator>(std::in_place, part, how_);
     }
 
 private:
-    static constexpr ctxpar::nccl_options patient{std::chrono::minutes(30)};
     static void check(ncclResult_t result, const char* call) {
         ctxpar::require(result == ncclSuccess, "nccl", call, " failed: ", ncclGetErrorString(result));
     }
     struct destroy {
         void operator()(ncclComm_t handle) const { (void)ncclCommDestroy(handle); }
     };
+    ctxpar::nccl_options how_;
     std::vector<std::unique_ptr<std::remove_pointer_t<ncclComm_t>, destroy>> handles_;
     std::optional<ctxpar::nccl_communicator> comm_;
 };

@@ -45,8 +45,8 @@ std::string costs_text(const ctxpar::machine_costs& costs) {
                         "{:.0f} flops/us, {:.0f}% of the smaller not hidden\n",
                         costs.attend_us, costs.request_us, costs.row_numbers_per_us, costs.read_bytes_per_us,
                         costs.flops_per_us, 100 * costs.serial_share);
-    return text +
-           fmt::format("merge: {:.1f} us an operation, {:.0f} bytes/us\n", costs.merge_us, costs.merge_bytes_per_us);
+    return text + fmt::format("merge: {:.1f} us an operation, {:.0f} bytes/us\nweights: {:.0f} bytes/us\n",
+                              costs.merge_us, costs.merge_bytes_per_us, costs.weight_bytes_per_us);
 }
 
 answer answer_of(const demo::calibration_report& report, const std::optional<std::string>& out) {
@@ -92,9 +92,10 @@ answer run(const options& given) {
 
 std::function<answer()> calibrate_command(CLI::App& app) {
     const auto given = std::make_shared<options>();
-    word(app, need::optional, "--transport", given->transport, {"local", "mpi"},
-         "how ranks communicate: threads (local), or processes that mpirun has started");
-    number(app, need::optional, "--ranks", given->ranks, "ranks, each a thread on a core of its own (2)");
+    word(app, need::optional, "--transport", given->transport, {"local", "mpi", "nccl", "local_cuda"},
+         "how ranks communicate: threads (local), processes that mpirun has started (mpi); with GPUs nccl, one each, "
+         "for such processes or threads, or local_cuda, threads that share GPUs");
+    number(app, need::optional, "--ranks", given->ranks, "ranks, each on a core or GPU of its own (2)");
     word(app, need::optional, "--attention", given->attention, {"gqa", "mla"},
          "gqa with heads of 128 (gqa), or mla with a latent of 512 and 64 rope numbers; bf16 caches");
     number(app, "--heads", given->heads, "query heads (gqa 32, mla 16)");

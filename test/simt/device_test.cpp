@@ -323,6 +323,47 @@ TEST_CASE("memory is as large as asked, without a number in it, and known by its
     CHECK(found.type == cudaMemoryTypeUnregistered);
 }
 
+TEST_CASE("events tell the time between the points of a stream where they were met, where they may") {
+    const device here;
+    cudaEvent_t begin = nullptr, end = nullptr, untimed = nullptr;
+    CHECK(cudaEventCreate(&begin) == cudaSuccess);
+    CHECK(cudaEventCreate(&end) == cudaSuccess);
+    CHECK(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming) == cudaSuccess);
+    float ms = -1;
+    CHECK(cudaEventElapsedTime(&ms, begin, end) == cudaErrorInvalidResourceHandle); // not recorded
+    const auto rest = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(3)); };
+    CHECK(cudaEventRecord(begin, nullptr) == cudaSuccess);
+    CHECK(cudaLaunchHostFunc(nullptr, rest, nullptr) == cudaSuccess);
+    CHECK(cudaEventRecord(end, nullptr) == cudaSuccess);
+    CHECK(cudaEventRecord(untimed, nullptr) == cudaSuccess);
+    CHECK(cudaEventElapsedTime(&ms, begin, end) == cudaErrorNotReady);
+    CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess);
+    CHECK(cudaEventElapsedTime(&ms, begin, end) == cudaSuccess);
+    CHECK(ms >= 3);
+    CHECK(cudaEventElapsedTime(&ms, begin, untimed) == cudaErrorInvalidResourceHandle);
+    CHECK(cudaEventElapsedTime(&ms, untimed, end) == cudaErrorInvalidResourceHandle);
+}
+
+TEST_CASE("devices have names, places and memory") {
+    const device here({.devices = 2});
+    cudaDeviceProp facts{};
+    CHECK(cudaGetDeviceProperties(&facts, 1) == cudaSuccess);
+    CHECK(std::string(facts.name) == "emulated device");
+    CHECK(facts.major == 9);
+    CHECK(facts.multiProcessorCount == 4);
+    CHECK(cudaGetDeviceProperties(&facts, 2) == cudaErrorInvalidDevice);
+    char first[32] = {}, second[32] = {};
+    CHECK(cudaDeviceGetPCIBusId(first, sizeof first, 0) == cudaSuccess);
+    CHECK(cudaDeviceGetPCIBusId(second, sizeof second, 1) == cudaSuccess);
+    CHECK(std::string(first) != second);
+    CHECK(cudaDeviceGetPCIBusId(first, 12, 0) == cudaErrorInvalidValue);
+    CHECK(cudaDeviceGetPCIBusId(first, sizeof first, 2) == cudaErrorInvalidDevice);
+    std::size_t free = 0, total = 0;
+    CHECK(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    CHECK(free > 0);
+    CHECK(free <= total);
+}
+
 TEST_CASE("calls are counted") {
     const device here;
     const device_counts none = device_counters();

@@ -2,6 +2,9 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -172,6 +175,32 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int device) 
     });
 }
 
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
+    *prop = {};
+    std::strncpy(prop->name, "emulated device", sizeof(prop->name) - 1);
+    const cudaError_t asked = cudaDeviceGetAttribute(&prop->major, cudaDevAttrComputeCapabilityMajor, device);
+    if (asked != cudaSuccess) return asked;
+    (void)cudaDeviceGetAttribute(&prop->minor, cudaDevAttrComputeCapabilityMinor, device);
+    return cudaDeviceGetAttribute(&prop->multiProcessorCount, cudaDevAttrMultiProcessorCount, device);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* pciBusId, int len, int device) {
+    return runtime_call([&](scheduler& all, lock_type&) {
+        if (pciBusId == nullptr || len < 13) return cudaErrorInvalidValue;
+        if (device < 0 || device >= all.num_devices) return cudaErrorInvalidDevice;
+        std::snprintf(pciBusId, static_cast<std::size_t>(len), "0000:%02x:00.0", static_cast<unsigned>(device) & 0xffU);
+        return cudaSuccess;
+    });
+}
+
+// The same however much has been allocated.
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    return runtime_call([&](scheduler&, lock_type&) {
+        *free = *total = std::size_t{1} << 30;
+        return cudaSuccess;
+    });
+}
+
 cudaError_t cudaDeviceSynchronize() {
     return runtime_call([&](scheduler& all, lock_type& lock) {
         ++all.counts.synchronisations;
@@ -316,9 +345,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void* userD
 
 // --- Events ----------------------------------------------------------------------------------------------------------
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
     return runtime_call([&](scheduler& all, lock_type&) {
         auto made = std::make_unique<CUevent_st>();
+        made->has_time = (flags & cudaEventDisableTiming) == 0;
         *event = made.get();
         all.events[*event] = std::move(made);
         return cudaSuccess;
@@ -351,7 +381,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
         record->from = found->name;
         of->record = record;
         return all.give(lock, found, "a record of an event", [record]() -> simt::task {
-            const auto run = [record] { simt::change_under_lock([&] { record->done = true; }); };
+            const auto run = [record] { simt::change_under_lock([&] { record->be_done(); }); };
             return {{}, run, {}};
         });
     });
@@ -377,6 +407,18 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         if (record == nullptr) return cudaSuccess;
         return all.wait(
             lock, [&] { return record->done; }, "cudaEventSynchronize of an event of " + record->from);
+    });
+}
+
+// The host's time, when the records were met.
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    return event_call(start, [&](scheduler& all, lock_type&, CUevent_st* first) {
+        const CUevent_st* const last = find_event(all, end);
+        if (last == nullptr || !first->has_time || !last->has_time) return cudaErrorInvalidResourceHandle;
+        if (first->record == nullptr || last->record == nullptr) return cudaErrorInvalidResourceHandle;
+        if (!first->record->done || !last->record->done) return cudaErrorNotReady;
+        *ms = std::chrono::duration<float, std::milli>(last->record->at - first->record->at).count();
+        return cudaSuccess;
     });
 }
 

@@ -2,6 +2,7 @@
 // that define the runtime's functions include this.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -56,6 +57,12 @@ struct capture {
 struct event_record {
     bool done = false;
     std::string from;
+    std::chrono::steady_clock::time_point at; // where it is done: when that was
+
+    void be_done() {
+        at = std::chrono::steady_clock::now();
+        done = true;
+    }
 };
 
 } // namespace simt::detail
@@ -71,6 +78,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+    bool has_time = true;
     std::shared_ptr<simt::detail::event_record> record; // the last one
     std::shared_ptr<simt::detail::capture> captured_by; // where it was recorded in a capture
     std::vector<std::size_t> frontier;

@@ -1,0 +1,1 @@
+#include "calibrate_gpus_mpi.cu" // for an emulated device

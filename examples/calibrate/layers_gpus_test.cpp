@@ -1,0 +1,1 @@
+#include "layers_gpus.cu" // for an emulated device
