@@ -49,6 +49,7 @@ struct map_weights {
             return to;
         };
         want.out = map(plain.out, false);
+        want.floor.clear();
         want.magnitude = map(plain.magnitude, true);
         return want;
     }

@@ -73,6 +73,7 @@ planted_data unfolded(const deployment& d) {
 expectation mapped(const deployment& d, const expectation& plain) {
     expectation want = plain;
     want.out.clear();
+    want.floor.clear();
     for (std::int64_t cell = 0; cell < plain.rows * d.q_heads; ++cell)
         for (std::int64_t o = 0; o < mapped_width; ++o) {
             double sum = 0.0;

@@ -17,7 +17,7 @@ struct expectation {
     std::vector<double> out;            // [rows][q_heads][value_width]
     std::vector<double> lse;            // [rows][q_heads], natural
     std::vector<double> score_rounding; // [rows][q_heads] as of the reference
-    std::vector<double> floor;          // [rows][q_heads][value_width] as of the reference
+    std::vector<double> floor;          // [rows][q_heads][value_width] as of the reference; empty: 0
     std::vector<double>
         magnitude; // [rows][q_heads][value_width] sum over shards of |share|; where partials are rounded
 };
@@ -257,7 +257,8 @@ inline distance distance_between(const deployment& d, const expectation& want, c
                 const double rounding =
                     half_ulp(d.output, right) + (largest > 0.0 ? largest * want.magnitude[element] : 0.0);
                 error += wrong * wrong;
-                norm += std::max(right * right, want.floor[element] * want.floor[element]);
+                const double floor = want.floor.empty() ? 0.0 : want.floor[element];
+                norm += std::max(right * right, floor * floor);
                 roundings += rounding * rounding;
                 if (lse == minus_infinity && !(wrong == 0.0)) error = std::numeric_limits<double>::infinity();
             }
