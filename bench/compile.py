@@ -4,7 +4,8 @@
 Usage: compile.py [--nvcc NVCC] [--architecture 90a] [--runs 3] [--cpu N] [--out FILE] [CASE ...]
 
 A case is a file of bench/compile: nothing (the floor of the compiler itself), everything (cuda.cuh), headers (what the
-decoders include), gqa and mla (a decoder each). The commands that nvcc would run for one architecture are run one by one.
+decoders include), gqa and mla (a decoder each), gqa_operations and mla_operations (what a decoder that is left to a C++
+file calls). The commands that nvcc would run for one architecture are run one by one.
 Seconds are of processor time, the least of all runs, since unlike the time on the clock they do not count what else the
 machine does; cases take turns. FILE gets them as JSON. Never fails for being slow.
 """
@@ -21,7 +22,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-CASES = ("nothing", "everything", "headers", "gqa", "mla")
+CASES = ("nothing", "everything", "headers", "gqa", "mla", "gqa_operations", "mla_operations")
 # By the program that does it, in the order of their columns.
 PHASES = {"preprocess": "preprocess", "cudafe++": "split", "cicc": "device", "ptxas": "assemble", "fatbinary": "pack",
           "host": "host"}

@@ -1,0 +1,8 @@
+// What a decoder of latent attention asks of the device; the decoder itself is left to a C++ file.
+#include <ctxpar/attention/mla.hpp>
+#include <ctxpar/backend/cuda/decode_operations.cuh>
+#include <ctxpar/merge/a2a.hpp>
+#include <ctxpar/merge/policy.hpp>
+
+template struct ctxpar::decode_operations<
+    ctxpar::policy<ctxpar::mla<ctxpar::bf16, 512, 64>, ctxpar::interleave<16>, ctxpar::merge::a2a>>;
